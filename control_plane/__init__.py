@@ -1,0 +1,1 @@
+"""Decides: admission, scheduling, KV accounting and the public API. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The vocabulary that both planes share, and the interfaces of every hook. Standard library only."""

@@ -1,0 +1,172 @@
+"""Every error that Dihedral raises on purpose: a status code, a stable reason, a message with the numbers.
+
+    ServingError
+    |-- InvalidRequest          INVALID_ARGUMENT      one or more fields of a request
+    |-- UnknownModel            NOT_FOUND
+    |-- DuplicateRequest        ALREADY_EXISTS
+    |-- QueueFull               RESOURCE_EXHAUSTED    retry later
+    |-- NotServing              UNAVAILABLE           loading, draining, no worker; retry later
+    |-- WorkerLost              UNAVAILABLE           the worker went away with the request
+    |-- DeadlineExceeded        DEADLINE_EXCEEDED
+    |-- RequestCancelled        CANCELLED
+    |-- WorkerOwned             FAILED_PRECONDITION   another control plane owns the worker
+    |-- WrongProtocol           FAILED_PRECONDITION   the two planes speak different versions
+    |-- PlanOutOfOrder          ABORTED               a gap or a stale epoch in the step stream
+    |-- StepFailed              INTERNAL              one row of a step could not be computed
+    |-- PluginFailed            INTERNAL              a hook raised
+    |-- InvariantBroken         INTERNAL              a bug: the engine stops rather than guess
+    `-- InvalidConfig           INVALID_ARGUMENT      also a ValueError; stops the start
+        |-- ModelNotFound
+        `-- ModelFileBroken
+
+Translation to and from gRPC statuses is the business of `protos/status.py`.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Code(enum.IntEnum):
+    """gRPC status codes by number, so that this package needs no gRPC."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class ServingError(Exception):
+    """Base of all our errors. `code` and `reason` belong to the class; the message tells numbers and remedy."""
+
+    code: Code = Code.INTERNAL
+    reason: str = "INTERNAL"
+    retry_after_s: float | None = None  # set: the same call may succeed after so long
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """What is wrong with one field of a request."""
+
+    field: str  # path, such as sampling.top_p
+    reason: str  # UPPER_SNAKE, stable
+    description: str  # the value, its limit and the remedy
+
+
+class InvalidRequest(ServingError):
+    """Some fields of a request are out of their range; all of them are told together."""
+
+    code, reason = Code.INVALID_ARGUMENT, "INVALID_REQUEST"
+
+    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(f"{violation.field}: {violation.description}" for violation in self.violations))
+
+
+class UnknownModel(ServingError):
+    code, reason = Code.NOT_FOUND, "UNKNOWN_MODEL"
+
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        super().__init__(f"model {name!r} is not served here; served: {', '.join(served) or 'none yet'}")
+
+
+class DuplicateRequest(ServingError):
+    code, reason = Code.ALREADY_EXISTS, "DUPLICATE_REQUEST"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id {request_id!r} is already in flight; choose another or leave it empty")
+
+
+class QueueFull(ServingError):
+    code, reason = Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"
+
+    def __init__(self, num_waiting: int, max_waiting: int, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{num_waiting} requests are waiting; at most {max_waiting} may; retry in {retry_after_s:g} s")
+
+
+class NotServing(ServingError):
+    code, reason = Code.UNAVAILABLE, "NOT_SERVING"
+
+    def __init__(self, why: str, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{why}; retry in {retry_after_s:g} s")
+
+
+class WorkerLost(ServingError):
+    code, reason = Code.UNAVAILABLE, "WORKER_LOST"
+
+    def __init__(self, why: str) -> None:
+        self.retry_after_s = 1.0
+        super().__init__(f"the worker went away: {why}")
+
+
+class DeadlineExceeded(ServingError):
+    code, reason = Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"
+
+
+class RequestCancelled(ServingError):
+    code, reason = Code.CANCELLED, "REQUEST_CANCELLED"
+
+
+class WorkerOwned(ServingError):
+    code, reason = Code.FAILED_PRECONDITION, "WORKER_OWNED"
+
+    def __init__(self, owner_id: str, lease_left_s: float) -> None:
+        super().__init__(
+            f"control plane {owner_id!r} owns this worker (its lease ends {lease_left_s:.1f} s after its stream); "
+            "stop it, or give this control plane another worker"
+        )
+
+
+class WrongProtocol(ServingError):
+    code, reason = Code.FAILED_PRECONDITION, "WRONG_PROTOCOL"
+
+    def __init__(self, theirs: int, ours: int) -> None:
+        super().__init__(f"the peer speaks step protocol {theirs}, this process {ours}; run the same release on both")
+
+
+class PlanOutOfOrder(ServingError):
+    code, reason = Code.ABORTED, "PLAN_OUT_OF_ORDER"
+
+
+class StepFailed(ServingError):
+    """A row failed on the worker. `reason` is the row's own."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class PluginFailed(ServingError):
+    code, reason = Code.INTERNAL, "PLUGIN_FAILED"
+
+
+class InvariantBroken(ServingError):
+    """Something that cannot be is. A bug of ours; never caught to carry on."""
+
+    code, reason = Code.INTERNAL, "INVARIANT_BROKEN"
+
+
+class InvalidConfig(ServingError, ValueError):
+    """The configuration cannot work. The message names the key, the value and the remedy."""
+
+    code, reason = Code.INVALID_ARGUMENT, "INVALID_CONFIG"
+
+
+class ModelNotFound(InvalidConfig):
+    """The named model is not there."""
+
+    reason = "MODEL_NOT_FOUND"
+
+
+class ModelFileBroken(InvalidConfig):
+    """A model's file is damaged, incomplete or of an unknown kind. The message names file and tensor."""
+
+    reason = "MODEL_FILE_BROKEN"

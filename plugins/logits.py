@@ -1,0 +1,114 @@
+"""The logits-processor hook: change the scores of the next token, once for the whole batch of a step.
+
+Gives the interface and the values it is called with; order and isolation are the business of
+`gpu_worker/sampling/processors.py`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from plugins.types import Row, SamplingParams, TokenId
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorConfig:
+    """What a processor may know of the worker that it serves."""
+
+    model: str
+    dtype: str  # of weights and activations; logits are float32 whatever it says
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    max_num_reqs: int  # rows: req_idx is in [0, max_num_reqs)
+    eos_token_ids: Sequence[TokenId]
+    device: str
+
+
+class RequestStates(Protocol):
+    """The worker's tables, read-only for processors. N = max_num_reqs; columns are indexed by req_idx.
+
+    Between `add_request` and `apply_staged_writes` a new row is not yet written; afterwards it is.
+    """
+
+    @property
+    def device(self) -> "device": ...
+
+    @property
+    def max_num_reqs(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def all_token_ids(self) -> "Tensor":
+        """[N, max_model_len] int32: prompt, then output; valid up to total_len."""
+
+    @property
+    def prompt_len(self) -> "Tensor":
+        """[N] int32."""
+
+    @property
+    def prefill_len(self) -> "Tensor":
+        """[N] int32: tokens known when the row was admitted; above prompt_len after a preemption."""
+
+    @property
+    def total_len(self) -> "Tensor":
+        """[N] int32: tokens known now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsContext:
+    """Which row of the logits belongs to whom. R = rows of logits in this step, S = sequences that sample.
+
+    Rows are in a new order every step: find yours through `expanded_idx_mapping`.
+    """
+
+    expanded_idx_mapping: "Tensor"  # [R] int64: req_idx of each row of logits
+    expanded_local_pos: "Tensor"  # [R] int64: the row's place among the rows of its request; 0 without drafts
+    idx_mapping: "Tensor"  # [S] int64: req_idx of each sequence that samples
+    idx_mapping_np: "np.ndarray"  # the same on the host, for decisions that must not wait for the device
+    input_ids: "Tensor"  # [R] int64: the token fed at each row
+    pos: "Tensor"  # [R] int64: its position in the sequence
+    seq_lens_upper_bound_np: "np.ndarray"  # [S] int64, on the host: at least the length of each sequence
+
+
+class LogitsProcessor(ABC):
+    """One way to change logits. One instance per worker; its device thread alone calls the instance.
+
+    A row's life: `add_request` takes it, `apply` sees it each step in which it samples, and the next
+    `add_request` with the same req_idx ends it. Nothing tells that a row was released: overwrite all that
+    the previous occupant left. After a preemption the same request comes back by `add_request`, with its
+    output so far in `req_states`: rebuild from there what you count.
+
+    The module must be importable without torch, because admission calls `validate_params` in a process
+    that has none: import torch inside the methods that need it.
+    """
+
+    @abstractmethod
+    def __init__(self, config: ProcessorConfig, req_states: RequestStates) -> None:
+        """Allocate what the rows need. `req_states` stays valid and up to date."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Check one request at admission. Raises: ValueError: the message goes to the caller."""
+        return None
+
+    @abstractmethod
+    def add_request(self, req_idx: Row, sampling_params: SamplingParams) -> bool:
+        """Take a row. Return True if this request's logits will be changed; False declines the row."""
+
+    @abstractmethod
+    def apply_staged_writes(self) -> None:
+        """Bring state to the device. Called every step, after `req_states` is written, before the forward."""
+
+    @abstractmethod
+    def apply(self, logits: "Tensor", ctx: LogitsContext) -> "Tensor":
+        """Change logits [R, vocab_size] float32, in place or into a new tensor of that shape; return the result.
+
+        Called once a step if any row of the batch was accepted; rows that you declined are in it: leave them.
+        """
