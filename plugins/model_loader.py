@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plugins.registry import Registry
-from plugins.types import TokenizerBundle, TokenId
+from plugins.types import TokenId, TokenizerBundle
 
 if TYPE_CHECKING:
     from torch import Tensor
