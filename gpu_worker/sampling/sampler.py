@@ -90,24 +90,21 @@ def _sample_ranked(logits_RV: Tensor, inputs: SamplingInputs) -> Tensor:
     because the candidates are the beginning of the same order.
     """
     vocab_size = logits_RV.shape[1]
+    num_ranked = min(NUM_RANKED, vocab_size)
     distances_RV = _distances(logits_RV)
+    ranked_RK = _rank(distances_RV, num_ranked)
     probs_RV = _probabilities(distances_RV, inputs)
     top_k_R = inputs.top_k.to(logits_RV.device)
     top_k_R = top_k_R.masked_fill(top_k_R >= vocab_size, 0)
     top_p_R = inputs.top_p.to(logits_RV.device)
     noise_R = _noise(inputs, logits_RV.device)
-    num_ranked = min(NUM_RANKED, vocab_size)
 
-    tokens_R, is_enough_R = _draw_ranked(
-        probs_RV, _rank(distances_RV, num_ranked), top_k_R.clamp(max=num_ranked), top_p_R, noise_R
-    )
+    tokens_R, is_enough_R = _draw_ranked(probs_RV, ranked_RK, top_k_R.clamp(max=num_ranked), top_p_R, noise_R)
     is_enough_R &= top_k_R <= num_ranked
     for row in (~is_enough_R).nonzero().flatten().tolist():
         one = slice(row, row + 1)
-        num_ranked = int(top_k_R[row]) or vocab_size
-        tokens_R[one], _ = _draw_ranked(
-            probs_RV[one], _rank(distances_RV[one], num_ranked), top_k_R[one], top_p_R[one], noise_R[one]
-        )
+        ranked_RK = _rank(_distances(logits_RV[one]), int(top_k_R[row]) or vocab_size)
+        tokens_R[one], _ = _draw_ranked(probs_RV[one], ranked_RK, top_k_R[one], top_p_R[one], noise_R[one])
     return _without_broken_rows(tokens_R, logits_RV)
 
 
@@ -117,12 +114,12 @@ def _distances(logits_RV: Tensor) -> Tensor:
 
 
 def _probabilities(distances_RV: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Apply temperature and min_p. Rows need not sum to 1 afterwards.
+    """Apply temperature and min_p. Overwrites the distances; rows need not sum to 1 afterwards.
 
     The distance is divided, not the logit: the best stays 0, so that no temperature, however small, overflows.
     """
     temperature_R = inputs.temperature.to(distances_RV.device).clamp(min=torch.finfo(torch.float32).tiny)
-    probs_RV = torch.softmax(distances_RV / -temperature_R.unsqueeze(1), dim=-1)
+    probs_RV = torch.softmax(distances_RV.div_(-temperature_R.unsqueeze(1)), dim=-1)
     if (inputs.min_p > 0).any():
         min_p_R = inputs.min_p.to(distances_RV.device)
         limit_R1 = (probs_RV.amax(-1) * min_p_R).unsqueeze(1)
@@ -137,7 +134,7 @@ def _rank(distances_RV: Tensor, num_ranked: int) -> Tensor:
     equal, and the order is the same however many are asked for.
     """
     ids_V = torch.arange(distances_RV.shape[1], device=distances_RV.device)
-    keys_RV = (distances_RV.view(torch.int32).to(torch.int64) << 32) | ids_V
+    keys_RV = distances_RV.view(torch.int32).to(torch.int64).bitwise_left_shift_(32).bitwise_or_(ids_V)
     if num_ranked == distances_RV.shape[1]:
         return keys_RV.sort(-1).values & 0xFFFFFFFF
     return keys_RV.topk(num_ranked, largest=False).values & 0xFFFFFFFF
@@ -151,15 +148,14 @@ def _draw_ranked(
     Returns the tokens, and which rows had candidates enough: a row whose K candidates do not hold its mass had not.
     """
     cdf_RK = probs_RV.gather(1, ranked_RK).cumsum(-1)
-    last_R1 = (top_k_R - 1).unsqueeze(1)
-    kept_mass_R1 = torch.where(
-        last_R1 < 0, probs_RV.cumsum(-1)[:, -1:], cdf_RK.gather(1, last_R1.clamp(min=0))
-    )  # of all tokens without a top_k
-    num_kept_R1 = torch.searchsorted(cdf_RK, kept_mass_R1 * top_p_R.unsqueeze(1)) + 1
-    is_enough_R = num_kept_R1.squeeze(1) <= ranked_RK.shape[1]
-    num_kept_R1 = torch.where(last_R1 < 0, num_kept_R1, num_kept_R1.minimum(last_R1 + 1))
-    cdf_end_R1 = cdf_RK.gather(1, num_kept_R1.clamp(max=ranked_RK.shape[1]) - 1)
-    places_R = _invert(cdf_RK.minimum(cdf_end_R1), noise_R)
+    has_top_k_R1 = (top_k_R > 0).unsqueeze(1)
+    mass_R1 = cdf_RK.gather(1, (top_k_R - 1).clamp(min=0).unsqueeze(1))
+    if not has_top_k_R1.all():
+        mass_R1 = torch.where(has_top_k_R1, mass_R1, probs_RV.cumsum(-1)[:, -1:])
+    last_R1 = torch.searchsorted(cdf_RK, mass_R1 * top_p_R.unsqueeze(1))  # the first place that holds the mass
+    is_enough_R = (last_R1 < ranked_RK.shape[1]).squeeze(1)
+    end_R1 = cdf_RK.gather(1, last_R1.clamp(max=ranked_RK.shape[1] - 1))
+    places_R = _invert(cdf_RK.minimum(end_R1), noise_R)
     return ranked_RK.gather(1, places_R.unsqueeze(1)).squeeze(1), is_enough_R
 
 
