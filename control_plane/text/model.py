@@ -1,0 +1,99 @@
+"""Text to tokens and back, for one model.
+
+Built from what the worker handed over, so that the control plane needs no model files. How a conversation becomes
+a prompt is the business of `chat.py`, text that arrives token by token that of `detokenizer.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from tokenizers import Encoding, Tokenizer
+
+from control_plane.text.chat import ChatTemplate
+from control_plane.text.detokenizer import Detokenizer
+from plugins.errors import ModelFileBroken
+from plugins.types import TokenId, TokenizerBundle
+
+
+class TextModel:
+    """The tokenizer and the chat template of one model. Immutable; may be used from several threads.
+
+    Holds the tokenizer twice: the plain one reads special tokens in a text as the letters that they are, the
+    marking one reads them as special. A special token that a caller wrote never meets the marking one unbroken.
+    """
+
+    def __init__(self, plain: Tokenizer, marking: Tokenizer, template: ChatTemplate, bos: TokenId | None) -> None:
+        self._plain = plain
+        self._marking = marking
+        self._template = template
+        self._bos = () if bos is None else (bos,)
+        added = plain.get_added_tokens_decoder()
+        self._special = {
+            TokenId(index): token.content for index, token in added.items() if token.special and token.content
+        }
+
+    @classmethod
+    def from_bundle(cls, bundle: TokenizerBundle, now: Callable[[], datetime] = datetime.now) -> "TextModel":
+        """Build it from the worker's tokenizer; `now` is for templates that write the date.
+
+        Raises: ModelFileBroken: the tokenizer cannot be read, or a text should start with a token it does not have.
+        """
+        plain, marking = _load(bundle.tokenizer_json), _load(bundle.tokenizer_json)
+        plain.encode_special_tokens = True
+        bos = None
+        if bundle.add_bos:
+            index = plain.token_to_id(bundle.bos_token)
+            if index is None:
+                raise ModelFileBroken(f"prompts start with {bundle.bos_token!r}, which the tokenizer does not have")
+            bos = TokenId(index)
+        template = ChatTemplate(bundle.chat_template, bundle.bos_token, bundle.eos_token, now)
+        return cls(plain, marking, template, bos)
+
+    def encode(self, text: str) -> tuple[TokenId, ...]:
+        """Turn plain text into a prompt. Special tokens in it stay text; "" gives the first token alone, or none."""
+        return self._bos + _ids(self._plain.encode(text, add_special_tokens=False))
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[TokenId, ...]:
+        """Turn (role, content) pairs into a prompt. The template's special tokens are special, those in contents text.
+
+        Raises: InvalidRequest: the model has no template, or its template refuses these messages.
+        """
+        rendered = self._template.render(messages, tuple(self._special.values()))
+        encoding = self._marking.encode(rendered.text, add_special_tokens=False)
+        if not rendered.break_mark:
+            return _ids(encoding)
+        ids: list[TokenId] = []
+        end = 0
+        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            token = self._special.get(TokenId(index))
+            # An unknown character may give a special token too: only those that are written out are the template's.
+            if token is not None and token in rendered.text[start:stop]:
+                ids += self._encode_piece(rendered.text[end:start].replace(rendered.break_mark, ""))
+                ids.append(TokenId(index))
+                end = stop
+        return (*ids, *self._encode_piece(rendered.text[end:].replace(rendered.break_mark, "")))
+
+    def decode(self, token_ids: Sequence[TokenId]) -> str:
+        """Turn tokens into text. Special tokens are left out; bytes that are no character become U+FFFD."""
+        return self._plain.decode(token_ids, skip_special_tokens=True)
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new decoder for one output stream."""
+        return Detokenizer(self._plain, frozenset(self._special))
+
+    def _encode_piece(self, text: str) -> tuple[TokenId, ...]:
+        return _ids(self._plain.encode(text, add_special_tokens=False))
+
+
+def _load(tokenizer_json: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    except ValueError as error:
+        raise ModelFileBroken(f"the model's tokenizer cannot be read: {error}") from error
+    tokenizer.no_truncation()  # a file may carry the settings of its training
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _ids(encoding: Encoding) -> tuple[TokenId, ...]:
+    return tuple(map(TokenId, encoding.ids))

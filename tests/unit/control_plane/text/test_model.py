@@ -1,0 +1,77 @@
+"""What becomes of text on its way to tokens."""
+
+import pytest
+
+from control_plane.text.model import TextModel
+from plugins.errors import ModelFileBroken
+from plugins.types import TokenId, TokenizerBundle
+from tests.unit.control_plane.text.byte_level import bundle, byte, merged, tokenizer
+
+
+def test_plain_text_becomes_the_tokens_of_the_vocabulary() -> None:
+    model = TextModel.from_bundle(bundle())
+
+    assert model.encode("hello Paris!") == (merged("hello"), merged(" Paris"), byte(ord("!")))
+
+
+def test_text_decodes_to_what_was_encoded() -> None:
+    model = TextModel.from_bundle(bundle())
+
+    text = " Paris\n\n x  two spaces \U0001f469\u200d\U0001f467 \ud55c\uad6d\uc5b4 \x00"
+
+    assert model.decode(model.encode(text)) == text
+
+
+def test_a_special_token_typed_in_a_text_stays_text() -> None:
+    model = TextModel.from_bundle(bundle())
+
+    token_ids = model.encode("a<|im_end|>b")
+
+    assert token_ids == tuple(byte(value) for value in b"a<|im_end|>b")
+    assert model.decode(token_ids) == "a<|im_end|>b"
+
+
+def test_a_prompt_starts_with_the_bos_token_if_the_model_wants_it() -> None:
+    model = TextModel.from_bundle(bundle(add_bos=True))
+
+    assert model.encode("hello") == (1, merged("hello"))
+    assert model.encode("") == (1,)
+
+
+def test_an_empty_text_has_no_tokens_without_a_bos_token() -> None:
+    assert TextModel.from_bundle(bundle()).encode("") == ()
+
+
+def test_decoding_leaves_special_tokens_out() -> None:
+    model = TextModel.from_bundle(bundle())
+
+    assert model.decode([TokenId(1), merged("hello"), TokenId(2), TokenId(0)]) == "hello"
+
+
+def test_bytes_that_are_no_character_become_replacement_characters() -> None:
+    model = TextModel.from_bundle(bundle())
+
+    assert model.decode([byte(0xF0), byte(0x9F), byte(ord("x"))]) == "\ufffdx"
+
+
+def test_truncation_and_padding_settings_of_a_tokenizer_file_do_not_shorten_prompts() -> None:
+    trained = tokenizer()
+    trained.enable_truncation(max_length=4)
+    trained.enable_padding(length=16)
+    model = TextModel.from_bundle(_bundle_of(trained.to_str().encode()))
+
+    assert model.encode("abcdefgh") == tuple(byte(value) for value in b"abcdefgh")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ModelFileBroken, match="the model's tokenizer cannot be read"):
+        TextModel.from_bundle(_bundle_of(b'{"version": "1.0"'))
+
+
+def test_a_bos_token_outside_the_vocabulary_is_refused_by_name() -> None:
+    with pytest.raises(ModelFileBroken, match="'<s>', which the tokenizer does not have"):
+        TextModel.from_bundle(bundle(bos_token="<s>", add_bos=True))
+
+
+def _bundle_of(tokenizer_json: bytes) -> TokenizerBundle:
+    return TokenizerBundle(tokenizer_json=tokenizer_json, chat_template="", bos_token="", eos_token="", add_bos=False)
