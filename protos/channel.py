@@ -1,0 +1,77 @@
+"""The options of every gRPC server and channel, and how a server takes its port.
+
+gRPC ignores an option whose name it does not know: these names exist, and tests hold both ends to what they do.
+"""
+
+from typing import Final
+
+import grpc
+
+from plugins.errors import InvalidConfig
+
+Options = tuple[tuple[str, int], ...]
+
+MIB: Final = 1024 * 1024
+INTERNAL_MAX_MESSAGE_BYTES: Final = 64 * MIB  # a plan: 64 admissions of 128k tokens each are half of it
+
+_KEEPALIVE: Final[Options] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+def internal_server_options(max_message_bytes: int = INTERNAL_MAX_MESSAGE_BYTES) -> Options:
+    """Options of a port that only our own processes call: its peers may ping as often as they like."""
+    return (
+        *_KEEPALIVE,
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        *_sizes(max_message_bytes),
+        ("grpc.so_reuseport", 0),  # else a second server starts silently on a port that is taken
+    )
+
+
+def public_server_options(max_message_bytes: int) -> Options:
+    """Options of a port that anybody may call: who pings more often than every 10 s is sent away."""
+    return (
+        *_KEEPALIVE,
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 2),
+        *_sizes(max_message_bytes),
+        ("grpc.so_reuseport", 0),
+    )
+
+
+def channel_options(max_message_bytes: int = INTERNAL_MAX_MESSAGE_BYTES) -> Options:
+    """Options of a client: notices a silent peer within 40 s, and a peer that came back within a second."""
+    return (
+        *_KEEPALIVE,
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the backoff of an old one
+        *_sizes(max_message_bytes),
+    )
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Let a server listen, and return its port; port 0 takes any free one.
+
+    Raises: InvalidConfig: the port is taken, or the host is not this machine's.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise InvalidConfig(
+            f"cannot listen on {address}: the port is in use, or the host is not an address of this machine; "
+            "stop the other process, or choose another host or port"
+        ) from error
+
+
+def _sizes(max_message_bytes: int) -> Options:
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    )
