@@ -98,5 +98,4 @@ class Sequence:
             raise InvariantBroken(f"request {self.request_id!r} leaves a row, but has none")
         self.state = state
         self.row = None
-        self.num_planned = 0
         return row

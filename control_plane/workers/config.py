@@ -1,0 +1,23 @@
+"""The configuration of the control plane's side of its worker."""
+
+from dataclasses import dataclass
+
+from plugins.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersConfig:
+    address: str = "127.0.0.1:50061"  # where the worker listens
+    owner_id: str = "dihedral"  # stable over restarts: the same owner takes its worker back at once
+    max_message_mib: int = 32  # the largest message to and from a worker
+    connect_timeout_s: float = 5.0  # for describing a worker and opening its step stream
+
+    def __post_init__(self) -> None:
+        if ":" not in self.address:
+            raise InvalidConfig(f"workers.address must be host:port, is {self.address!r}")
+        if not self.owner_id:
+            raise InvalidConfig("workers.owner_id must not be empty")
+        if self.max_message_mib < 1:
+            raise InvalidConfig(f"workers.max_message_mib must be at least 1, is {self.max_message_mib}")
+        if not self.connect_timeout_s > 0:
+            raise InvalidConfig(f"workers.connect_timeout_s must be above 0, is {self.connect_timeout_s}")
