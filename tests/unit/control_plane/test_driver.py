@@ -64,8 +64,7 @@ async def test_a_reader_that_is_late_finds_everything_in_one_piece() -> None:
     driver = make_driver()
     async with serving(driver, FakeWorkerHandle(FakeWorker())):
         stream = driver.submit(request("a", prompt=(3, 4), max_tokens=5), deadline_s=None)
-        while not stream.is_ended:
-            await asyncio.sleep(0)
+        await driver.drain(grace_s=60.0)
 
         output = await stream.next()
 
