@@ -1,0 +1,113 @@
+"""Reads a prompt, whether it comes as text, as tokens or as a conversation.
+
+Refuses before it tokenizes what is too large to be tokenized in reasonable time.
+"""
+
+import re
+from collections.abc import Sequence
+
+from control_plane.admission.sampling import token_id_violations
+from control_plane.admission.submission import Submission
+from control_plane.engine.served import ServedModel
+from plugins.errors import FieldViolation, InvalidRequest
+from plugins.types import TokenId, WorkerInfo
+
+MAX_ROLE_CHARACTERS = 64
+ROLE = re.compile(r"[A-Za-z0-9_-]+")  # templates build special tokens from roles: nothing else may get into one
+
+
+class PromptReader:
+    """Turns a submission's input into tokens. Stateless."""
+
+    def __init__(self, max_prompt_bytes: int) -> None:
+        self._max_prompt_bytes = max_prompt_bytes
+
+    def read(self, submission: Submission, model: ServedModel) -> tuple[TokenId, ...]:
+        """Return the tokens of a prompt that leaves room for at least one more. Raises: InvalidRequest."""
+        token_ids = self.encode(submission, model)
+        field = _field(submission)
+        if not token_ids:
+            raise _refusal(field, "EMPTY_PROMPT", "the prompt has no tokens; it needs at least one")
+        _check_length(field, len(token_ids), model.worker)
+        return token_ids
+
+    def encode(self, submission: Submission, model: ServedModel) -> tuple[TokenId, ...]:
+        """Return the tokens of a text or a conversation of any length, or the given ones. Raises: InvalidRequest."""
+        inputs = (submission.text, submission.token_ids, submission.messages)
+        if sum(given is not None for given in inputs) != 1:
+            raise _refusal("input", "REQUIRED", "set exactly one of text, tokens and chat")
+        if submission.text is not None:
+            self._check_text("text", submission.text)
+            return model.text.encode(submission.text)
+        if submission.messages is not None:
+            return self._encode_chat(submission.messages, model)
+        return _checked(submission.token_ids or (), model.worker)
+
+    def _encode_chat(self, messages: Sequence[tuple[str, str]], model: ServedModel) -> tuple[TokenId, ...]:
+        if not messages:
+            raise _refusal("chat.messages", "EMPTY_PROMPT", "the conversation has no messages; it needs at least one")
+        violations = [
+            FieldViolation(
+                f"chat.messages[{index}].role",
+                "INVALID_ROLE",
+                f"must be 1 to {MAX_ROLE_CHARACTERS} letters, digits, '_' or '-', such as user",
+            )
+            for index, (role, _) in enumerate(messages)
+            if len(role) > MAX_ROLE_CHARACTERS or not ROLE.fullmatch(role)
+        ]
+        if violations:
+            raise InvalidRequest(violations)
+        self._check_text("chat.messages", *(content for _, content in messages))
+        return model.text.encode_chat(messages)
+
+    def _check_text(self, field: str, *texts: str) -> None:
+        try:
+            num_bytes = sum(len(text.encode()) for text in texts)
+        except UnicodeEncodeError as error:
+            raise _refusal(field, "NOT_UNICODE", f"is not valid Unicode: {error.reason}") from error
+        if num_bytes > self._max_prompt_bytes:
+            raise _refusal(
+                field,
+                "PROMPT_TOO_LARGE",
+                f"has {num_bytes} bytes; admission.max_prompt_bytes allows {self._max_prompt_bytes}",
+            )
+
+
+def _field(submission: Submission) -> str:
+    if submission.text is not None:
+        return "text"
+    return "chat.messages" if submission.messages is not None else "tokens.ids"
+
+
+def _checked(token_ids: Sequence[int], worker: WorkerInfo) -> tuple[TokenId, ...]:
+    """Check tokens that were given as such: their number first, because there may be millions."""
+    if len(token_ids) >= worker.model.max_model_len:
+        _check_length("tokens.ids", len(token_ids), worker)
+    violations = token_id_violations("tokens.ids", token_ids, worker.model.vocab_size)
+    if violations:
+        raise InvalidRequest(violations)
+    return tuple(map(TokenId, token_ids))
+
+
+def _check_length(field: str, num_tokens: int, worker: WorkerInfo) -> None:
+    max_model_len = worker.model.max_model_len
+    if num_tokens >= max_model_len:
+        raise _refusal(
+            field,
+            "PROMPT_TOO_LONG",
+            f"the prompt has {num_tokens} tokens; this model's context of {max_model_len} tokens must leave room for "
+            f"at least 1 output token, so at most {max_model_len - 1} are allowed",
+        )
+    pool = worker.num_blocks * worker.block_size
+    if num_tokens >= pool:
+        raise _refusal(
+            field,
+            "EXCEEDS_KV_CACHE",
+            f"the prompt has {num_tokens} tokens; the whole KV cache holds {pool} ({worker.num_blocks} blocks of "
+            f"{worker.block_size}) and must leave room for at least 1 output token; shorten the prompt, or give the "
+            "worker a larger cache (worker.kv_cache_gib)",
+        )
+
+
+def _refusal(field: str, reason: str, description: str) -> InvalidRequest:
+    return InvalidRequest([FieldViolation(field, reason, description)])

@@ -1,0 +1,114 @@
+"""Checks every field of a request and turns it into one that the engine can carry out.
+
+Knows what a request may ask for; how many may wait, and for how long, is the engine's business.
+"""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.prompt import PromptReader
+from control_plane.admission.sampling import sampling_violations
+from control_plane.admission.submission import Submission
+from control_plane.engine.served import ServedModel, ServedModels
+from plugins.errors import FieldViolation, InvalidRequest
+from plugins.types import Request, RequestId, TokenId, WorkerInfo
+
+MAX_NAME_CHARACTERS = 128  # of a request_id or a model's name: they come back in headers and logs
+
+
+def draw_request_id() -> str:
+    """Make an id that no caller would."""
+    return uuid.uuid4().hex
+
+
+class Validator:
+    """Admits requests. Stateless: may be called from any thread, and the same submission gets the same answer."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        config: AdmissionConfig,
+        draw_seed: Callable[[], int],
+        draw_request_id: Callable[[], str] = draw_request_id,
+    ) -> None:
+        self._models = models
+        self._reader = PromptReader(config.max_prompt_bytes)
+        self._draw_seed = draw_seed  # in [0, 2**64)
+        self._draw_request_id = draw_request_id
+
+    def validate(self, submission: Submission) -> tuple[Request, ServedModel]:
+        """Return the request, with max_tokens and seed resolved, and the model that it is for.
+
+        Takes about half a second per MiB of text, which it tokenizes.
+        Raises: InvalidRequest: names every field that is wrong; UnknownModel; NotServing.
+        """
+        model = self.find_model(submission.model)
+        sampling = submission.sampling
+        violations: list[FieldViolation] = [
+            *_request_id_violations(submission.request_id),
+            *sampling_violations(sampling, model.worker.model.vocab_size),
+        ]
+        prompt: tuple[TokenId, ...] = ()
+        try:
+            prompt = self._reader.read(submission, model)
+        except InvalidRequest as error:
+            violations += error.violations
+        else:
+            violations += _room_violations(sampling.max_tokens, len(prompt), model.worker)
+        if violations:
+            raise InvalidRequest(violations)
+        if sampling.max_tokens is None:
+            sampling = replace(sampling, max_tokens=_room(model.worker) - len(prompt))
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._draw_seed())
+        request_id = RequestId(submission.request_id or self._draw_request_id())
+        return Request(request_id=request_id, prompt_token_ids=prompt, sampling=sampling), model
+
+    def tokenize(self, submission: Submission) -> tuple[TokenId, ...]:
+        """Return the tokens of a submission's text or conversation, of any number. Raises: as `validate`."""
+        return self._reader.encode(submission, self.find_model(submission.model))
+
+    def find_model(self, name: str) -> ServedModel:
+        """Look a model up; "" is the only one.
+
+        Raises: InvalidRequest: no model could have this name; UnknownModel; NotServing.
+        """
+        if len(name) > MAX_NAME_CHARACTERS:
+            raise InvalidRequest([_too_long("model", name)])
+        return self._models.get(name)
+
+
+def _request_id_violations(request_id: str) -> list[FieldViolation]:
+    if len(request_id) > MAX_NAME_CHARACTERS:
+        return [_too_long("request_id", request_id)]
+    if not (request_id.isascii() and request_id.isprintable()):
+        return [FieldViolation("request_id", "NOT_PRINTABLE_ASCII", "may only contain printable ASCII characters")]
+    return []
+
+
+def _too_long(field: str, name: str) -> FieldViolation:
+    return FieldViolation(field, "TOO_LONG", f"has {len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
+
+
+def _room(worker: WorkerInfo) -> int:
+    """The most tokens that prompt and output may have together."""
+    return min(worker.model.max_model_len, worker.num_blocks * worker.block_size)
+
+
+def _room_violations(max_tokens: int | None, num_prompt_tokens: int, worker: WorkerInfo) -> list[FieldViolation]:
+    """Refuse an output that could not be completed even if nobody else were there."""
+    room = _room(worker) - num_prompt_tokens
+    if max_tokens is None or max_tokens <= room:
+        return []
+    if worker.model.max_model_len <= _room(worker):
+        reason, limit = "EXCEEDS_CONTEXT", f"this model's context of {worker.model.max_model_len} tokens"
+    else:
+        reason = "EXCEEDS_KV_CACHE"
+        limit = f"the whole KV cache of {worker.num_blocks} blocks of {worker.block_size} tokens"
+    description = (
+        f"is {max_tokens}; with {num_prompt_tokens} prompt tokens {limit} leaves room for {room}: "
+        f"ask for at most {room}, or leave it out"
+    )
+    return [FieldViolation("sampling.max_tokens", reason, description)]
