@@ -133,6 +133,11 @@ class EngineCore:
         return bool(self._live or self._in_flight or self._deliveries)
 
     @property
+    def max_waiting(self) -> int:
+        """Requests that may wait for a row; `submit` refuses more."""
+        return self._max_waiting
+
+    @property
     def num_in_flight(self) -> int:
         """Plans that have no result yet."""
         return len(self._in_flight)

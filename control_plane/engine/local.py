@@ -1,0 +1,180 @@
+"""The whole system in one process: the same core and the same worker, with no socket between them.
+
+For notebooks, offline batches and tests. The worker is found by entry point, so that the planes need not meet.
+"""
+
+import asyncio
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.submission import Submission
+from control_plane.admission.validator import Validator
+from control_plane.engine.core import Delivery, EngineCore
+from control_plane.engine.served import ServedModel, ServedModels
+from control_plane.scheduling.config import SchedulerConfig
+from control_plane.scheduling.fcfs import FCFSScheduler
+from control_plane.text.model import TextModel
+from control_plane.workers.handle import WorkerHandle
+from plugins.errors import InvalidConfig, ServingError
+from plugins.metrics import NoMetrics
+from plugins.types import FinishReason, RequestId, SamplingParams, StepResult, TokenId
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The whole output of one request."""
+
+    request_id: RequestId
+    token_ids: tuple[TokenId, ...]
+    text: str
+    finish: FinishReason
+    error: ServingError | None  # set when the end is not STOP or LENGTH
+
+
+class LocalEngine:
+    """One model and its engine, driven step by step by the thread that calls it.
+
+    Also a context manager. The worker answers on an event loop of its own thread, so that a caller may have a loop
+    of its own, as notebooks do.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: SchedulerConfig | None = None,
+        admission: AdmissionConfig | None = None,
+        **worker: object,
+    ) -> None:
+        """Load the model; `worker` are keys of the worker's configuration, such as model="path" or threads=1.
+
+        Raises: InvalidConfig: a key or its value is wrong, or the worker's packages are not installed.
+        """
+        scheduler_config = scheduler or SchedulerConfig()
+        admission_config = admission or AdmissionConfig()
+        self._models = ServedModels()
+        self._validator = Validator(self._models, admission_config, draw_seed=lambda: secrets.randbits(64))
+        self._core = EngineCore(lambda info: FCFSScheduler(scheduler_config, info), admission_config.max_waiting)
+        self._arrived: list[StepResult] = []
+        self._worker = _build_worker(worker)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="local-engine", daemon=True)
+        self._thread.start()
+        self._results = self._worker.results()
+        try:
+            info = self._wait(self._worker.open())
+            text = TextModel.from_bundle(self._wait(self._worker.tokenizer()))
+        except BaseException:
+            self.close()
+            raise
+        self.model = ServedModel(info, text)
+        self._models.add(self.model)
+        self._core.attach(info)
+
+    def __enter__(self) -> "LocalEngine":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def add_request(
+        self, request_id: str, prompt: str | Sequence[int], sampling: SamplingParams | None = None
+    ) -> RequestId:
+        """Start a request; "" lets the engine choose its id, which is returned.
+
+        Raises: InvalidRequest: names every field that is wrong; DuplicateRequest; QueueFull.
+        """
+        submission = Submission(
+            request_id=request_id,
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=None if isinstance(prompt, str) else prompt,
+            sampling=sampling or SamplingParams(),
+        )
+        request, _ = self._validator.validate(submission)
+        self._core.submit(request)
+        return request.request_id
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request early; its delivery comes with the next step. Unknown and ended ones are ignored."""
+        self._core.cancel(request_id)
+
+    def has_work(self) -> bool:
+        """True while a request has not ended."""
+        return self._core.has_work()
+
+    def step(self) -> tuple[Delivery, ...]:
+        """Plan, compute until the oldest plan in flight is done, and return what the step before it delivered.
+
+        Raises: whatever the scheduler or the worker raises, as it was.
+        """
+        arrived, self._arrived = self._arrived, []
+        output = self._core.step(arrived)
+        for plan in output.plans:
+            self._loop.call_soon_threadsafe(self._worker.submit, plan)
+        if self._core.num_in_flight:
+            self._arrived.append(self._wait(_next(self._results)))
+        return output.deliveries
+
+    def generate(
+        self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Complete all prompts together and return their outputs in the same order."""
+        token_ids: dict[RequestId, list[TokenId]] = {}
+        ends: dict[RequestId, Delivery] = {}
+        waiting = deque(prompts)
+        while waiting or self.has_work():
+            # The queue is bounded: the rest of a long list goes in as it empties.
+            while waiting and self._core.load().num_waiting < self._core.max_waiting:
+                token_ids[self.add_request("", waiting.popleft(), sampling)] = []
+            for delivery in self.step():
+                token_ids[delivery.request_id] += delivery.token_ids
+                if delivery.finish is not None:
+                    ends[delivery.request_id] = delivery
+        return [self._complete(ends[request_id], tuple(ids)) for request_id, ids in token_ids.items()]
+
+    def close(self) -> None:
+        """Let the worker go and stop its threads. Idempotent."""
+        if self._loop.is_closed():
+            return
+        self._wait(self._worker.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _complete(self, end: Delivery, token_ids: tuple[TokenId, ...]) -> Completion:
+        finish = end.finish or FinishReason.FAILED
+        return Completion(end.request_id, token_ids, self.model.text.decode(token_ids), finish, end.error)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+async def _next(results: Any) -> StepResult:
+    result: StepResult = await anext(results)
+    return result
+
+
+def _build_worker(values: dict[str, object]) -> WorkerHandle:
+    config_class = _load("dihedral.config_sections", "worker")
+    build = _load("dihedral.worker_factories", "local")
+    try:
+        config = config_class(**values)
+    except TypeError as error:
+        raise InvalidConfig(f"worker: {error}") from None
+    worker: WorkerHandle = build(config, NoMetrics(), lambda phase, done, total: None)
+    return worker
+
+
+def _load(group: str, name: str) -> Callable[..., Any]:
+    found = [entry for entry in entry_points(group=group) if entry.name == name]
+    if not found:
+        raise InvalidConfig(f"no {name!r} in the entry-point group {group}; install the package with its worker extra")
+    loaded: Callable[..., Any] = found[0].load()
+    return loaded
