@@ -5,12 +5,15 @@ For tests and for measuring speed: the whole system runs, what it says means not
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gpu_worker.loading.checkpoint import LLAMA, expected_tensors, refuse_options
+from gpu_worker.loading.hf_config import read_config
+from gpu_worker.loading.hf_tokenizer import read_tokenizer
 from plugins.errors import InvalidConfig
 from plugins.model_loader import ModelConfig, ModelLoader, register_model_loader
 from plugins.types import TokenId, TokenizerBundle
@@ -45,23 +48,34 @@ TINY = ModelConfig(
 
 @register_model_loader("dummy")
 class DummyLoader(ModelLoader):
-    """Random weights. The same seed and shape give the same weights on every machine."""
+    """Random weights. The same seed and shape give the same weights on every machine.
+
+    A folder lends its config.json, and its tokenizer.json if it has one; its weights are not read.
+    """
 
     def __init__(self, path: Path | None, options: Mapping[str, object]) -> None:
         refuse_options("dummy", options, known=("seed",))
         seed = options.get("seed", 0)
         if not isinstance(seed, int):
             raise InvalidConfig(f"load_format dummy: seed must be a whole number, is {seed!r}")
-        if path is not None:
-            raise InvalidConfig("load_format dummy takes no path")
+        if path is not None and not path.is_dir():
+            raise InvalidConfig(f"load_format dummy takes the shape from a folder's config.json; {path} is no folder")
         self._seed = seed
-        self._config = TINY
+        self._folder = path if path is not None and (path / "tokenizer.json").is_file() else None
+        self._config = TINY if path is None else read_config(path)
+        if self._folder is None:
+            if self._config.vocab_size < TINY.vocab_size:
+                raise InvalidConfig(
+                    f"{path}: vocab_size is {self._config.vocab_size}; without a tokenizer.json it must be at least "
+                    f"{TINY.vocab_size}, for a tokenizer of bytes"
+                )
+            self._config = replace(self._config, eos_token_ids=TINY.eos_token_ids)
 
     def config(self) -> ModelConfig:
         return self._config
 
     def tokenizer(self) -> TokenizerBundle:
-        return byte_tokenizer()
+        return byte_tokenizer() if self._folder is None else read_tokenizer(self._folder)
 
     def num_tensors(self) -> int:
         return len(expected_tensors(self._config))

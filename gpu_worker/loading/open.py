@@ -6,11 +6,13 @@ What a format means is its loader's business.
 from pathlib import Path
 
 from gpu_worker.config import WorkerConfig
-from gpu_worker.loading import dummy_loader, embedded, gguf_loader  # noqa: F401  the loaders register themselves
-from plugins.errors import ModelNotFound
+from gpu_worker.loading import dummy_loader, embedded, gguf_loader, safetensors_loader  # noqa: F401  loaders register
+from gpu_worker.loading.gguf_file import MAGIC
+from gpu_worker.loading.hub import fetch, is_hub_id
+from plugins.errors import InvalidConfig, ModelNotFound
 from plugins.model_loader import MODEL_LOADERS, ModelLoader
 
-_GGUF = "gguf"
+_AUTO, _DUMMY, _GGUF, _SAFETENSORS = "auto", "dummy", "gguf", "safetensors"
 
 
 def open_model(config: WorkerConfig) -> tuple[ModelLoader, str]:
@@ -20,20 +22,44 @@ def open_model(config: WorkerConfig) -> tuple[ModelLoader, str]:
     InvalidConfig: load_format is unknown or does not fit the model.
     """
     load_format = config.load_format.lower()
-    if load_format != "auto":
-        MODEL_LOADERS.get(load_format)  # unknown names are told before anything is looked for
-    if config.model is None and load_format in ("auto", _GGUF):
-        path: Path | None = embedded.embedded_model()
-        name = embedded.NAME
-    elif config.model is None:
-        path, name = None, load_format
-    else:
-        path = Path(config.model).expanduser()
-        if not path.exists():
-            raise ModelNotFound(f"model {config.model!r}: no such file or folder")
-        name = path.name
-    if load_format == "auto":
-        load_format = _GGUF
-    options = {"seed": config.seed} if load_format == "dummy" else {}
-    loader = MODEL_LOADERS.get(load_format)(path, options)
-    return loader, config.served_model_name or name
+    if load_format != _AUTO and load_format not in MODEL_LOADERS.names():
+        known = ", ".join((_AUTO, *MODEL_LOADERS.names()))
+        raise InvalidConfig(f"worker.load_format {config.load_format!r} is unknown; known: {known}")
+    path, name = _locate(config.model, load_format)
+    if load_format == _AUTO:
+        load_format = _format_of(path)
+    options = {"seed": config.seed} if load_format == _DUMMY else {}
+    return MODEL_LOADERS.get(load_format)(path, options), config.served_model_name or name
+
+
+def _locate(model: str | None, load_format: str) -> tuple[Path | None, str]:
+    """Return where the model lies, None if it needs no file, and its name."""
+    if model is None:
+        if load_format in (_AUTO, _GGUF):
+            return embedded.embedded_model(), embedded.NAME
+        return None, load_format
+    path = Path(model).expanduser()
+    if model and path.exists():
+        return path, _name_of(path.absolute())
+    if is_hub_id(model) and load_format not in (_DUMMY, _GGUF):
+        return fetch(model), model.rpartition("/")[2]
+    raise ModelNotFound(f"worker.model {model!r}: no such file or folder; name a .gguf file or a Hugging Face folder")
+
+
+def _name_of(path: Path) -> str:
+    """Return the last part of a path. A folder keeps its dots: they belong to names such as Llama-3.1-8B."""
+    return path.stem if path.is_file() else path.name
+
+
+def _format_of(path: Path | None) -> str:
+    if path is None or path.is_dir():
+        return _SAFETENSORS
+    if path.suffix.lower() == ".gguf":
+        return _GGUF
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            return _GGUF
+    raise InvalidConfig(
+        f"worker.model {str(path)!r} is neither a GGUF file nor a folder; for safetensors name the folder that has "
+        "config.json, or choose worker.load_format"
+    )
