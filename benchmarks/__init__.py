@@ -1,0 +1,1 @@
+"""How fast Dihedral serves: five workloads over gRPC, and a race against `transformers`."""
