@@ -1,0 +1,64 @@
+"""Derives the chart's schema of `config` from the configuration's dataclasses.
+
+`python -m tests.chart.config_schema` writes it into values.schema.json; a test holds that the two are equal.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any
+
+from control_plane.config import find_sections
+from tests.architecture.sources import ROOT
+
+SCHEMA = ROOT / "helm/dihedral/values.schema.json"
+# Where pods listen and find each other is known to the chart alone, and a pod reads only its own section.
+SET_BY_THE_CHART = {("server", "host"), ("worker", "host"), ("metrics", "host"), ("workers", "address")}
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
+
+
+def config_schema() -> dict[str, Any]:
+    """Return the JSON schema of the value `config`: every section and key, and no other."""
+    sections = {name: section_schema(name, kind) for name, kind in find_sections().items()}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": sorted(sections),
+        "properties": dict(sorted(sections.items())),
+    }
+
+
+def section_schema(name: str, kind: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    keys = [field.name for field in dataclasses.fields(kind) if (name, field.name) not in SET_BY_THE_CHART]
+    schema: dict[str, Any] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {key: value_schema(hints[key]) for key in sorted(keys)},
+    }
+    if needed := sorted({"port", "drain_s", "enabled"}.intersection(keys)):
+        schema["required"] = needed  # the chart's templates read them
+    return schema
+
+
+def value_schema(hint: Any) -> dict[str, Any]:
+    """Return the schema of one key. A type that no case covers is a KeyError: say here how YAML writes it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (tuple, list):
+        return {"type": "array", "items": value_schema(arguments[0])}
+    if origin in (types.UnionType, typing.Union):
+        return {"type": [TYPES[argument] for argument in arguments]}
+    return {"type": TYPES[hint]}
+
+
+def main() -> None:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    schema["properties"]["config"] = config_schema()
+    SCHEMA.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What the chart's values say: refused where they are wrong, passed on word for word where they are right."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from control_plane.config import Config, Source, find_sections, load_config
+from control_plane.logs import LogConfig
+from control_plane.scheduling.config import SchedulerConfig
+from control_plane.telemetry import MetricsConfig
+from control_plane.workers.config import WorkersConfig
+from gpu_worker.config import WorkerConfig
+from tests.chart.config_schema import SCHEMA, config_schema
+from tests.chart.rendering import CHART, config_file, render, template
+
+
+def load(path: Path) -> Config:
+    return load_config(find_sections(), Source({}, "on the command line", str), {}, path)
+
+
+def test_the_schema_of_config_has_the_keys_and_types_of_the_configuration() -> None:
+    schema = json.loads(SCHEMA.read_text())
+
+    assert schema["properties"]["config"] == config_schema()  # else: python -m tests.chart.config_schema
+
+
+def test_each_plane_accepts_the_file_that_the_default_values_give_it(tmp_path: Path) -> None:
+    objects = render()
+
+    control_plane = load(config_file(objects, "cell-dihedral-control-plane", tmp_path))
+    worker = load(config_file(objects, "cell-dihedral-worker", tmp_path))
+
+    assert (
+        control_plane.section(WorkersConfig).address == "cell-dihedral-worker-0.cell-dihedral-worker.serving.svc:50061"
+    )
+    assert control_plane.section(MetricsConfig).host == "0.0.0.0"
+    assert control_plane.section(LogConfig).format == "json"
+    assert worker.section(WorkerConfig).host == "0.0.0.0"
+
+
+def test_config_reaches_the_planes_word_for_word(tmp_path: Path) -> None:
+    objects = render(
+        {
+            "config.scheduler": {"max_step_tokens": 20_000_000, "watermark_ratio": 0.05},
+            "config.worker": {"model": "/models/llama", "kv_cache_gib": 2.5, "port": 6000},
+            "config.metrics.port": 9000,
+        }
+    )
+
+    control_plane = load(config_file(objects, "cell-dihedral-control-plane", tmp_path))
+    worker = load(config_file(objects, "cell-dihedral-worker", tmp_path))
+
+    assert control_plane.section(SchedulerConfig) == SchedulerConfig(max_step_tokens=20_000_000, watermark_ratio=0.05)
+    assert control_plane.section(WorkersConfig).address.endswith(":6000")
+    assert worker.section(WorkerConfig) == WorkerConfig(
+        model="/models/llama", kv_cache_gib=2.5, port=6000, host="0.0.0.0"
+    )
+    assert worker.section(MetricsConfig).port == 9000
+
+
+def test_the_control_plane_is_not_told_what_only_the_worker_needs() -> None:
+    (told,) = [
+        each["data"]["dihedral.yaml"]
+        for each in render()
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"].endswith("control-plane")
+    ]
+
+    assert "worker" not in yaml.safe_load(told)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"workr": {}}, "additional properties 'workr' not allowed"),
+        ({"worker.gpu": 1}, "additional properties 'gpu' not allowed"),
+        ({"worker.gpus": -1}, "minimum: got -1, want 0"),
+        ({"worker.gpus": "1"}, "got string, want integer"),
+        ({"config.scheduler.max_step_token": 1}, "additional properties 'max_step_token' not allowed"),
+        ({"config.worker.host": "0.0.0.0"}, "additional properties 'host' not allowed"),
+        ({"config.worker.threads": "two"}, "got string, want null or integer"),
+        ({"config.metrics.port": None}, "missing property 'port'"),
+        ({"image.pullPolicy": "Sometimes"}, "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_by_name(values: dict[str, object], complaint: str) -> None:
+    run = template(values)
+
+    assert run.returncode == 1
+    assert complaint in run.stderr
+
+
+def test_maps_that_kubernetes_defines_are_left_to_kubernetes() -> None:
+    objects = render({"worker.affinity": {"newInSomeVersion": {}}, "podSecurityContext.fsGroupChangePolicy": "Always"})
+
+    assert "newInSomeVersion: {}" in yaml.safe_dump(objects)
+
+
+def test_the_default_values_name_no_key_that_the_configuration_lacks() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    known = config_schema()["properties"]
+
+    for section, keys in values["config"].items():
+        assert set(keys) <= set(known[section]["properties"]), section
+
+
+@pytest.mark.parametrize(("version", "code"), [("1.26.9", 1), ("1.27.0", 0), ("1.27.3-gke.100", 0), ("1.37.1", 0)])
+def test_kubernetes_before_grpc_probes_is_refused(version: str, code: int) -> None:
+    run = template({}, "--kube-version", version)
+
+    assert run.returncode == code
+    assert ("incompatible with Kubernetes" in run.stderr) == (code == 1)
