@@ -17,7 +17,7 @@ DEVICE_FILES: frozenset[str] = frozenset()
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sysconfig.get_path("scripts")) / "lint-imports"
-    command = [str(program), "--no-cache", "--config", "pyproject.toml"]
+    command = [str(program), "--no-logo", "--no-cache", "pyproject.toml"]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
 
