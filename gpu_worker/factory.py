@@ -1,0 +1,168 @@
+"""Chooses the classes that make up a worker, and builds one.
+
+The composition root of the plane: every class is chosen here, nothing is computed here.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.attention.groups import AttentionShape
+from gpu_worker.config import WorkerConfig
+from gpu_worker.device.dtypes import torch_dtype
+from gpu_worker.device.memory import DeviceMemory
+from gpu_worker.kv import dtypes as _built_in_kv_cache_dtypes  # noqa: F401  they register themselves
+from gpu_worker.kv.cache import KVCache
+from gpu_worker.kv.capacity import Capacity, plan_capacity
+from gpu_worker.loading.open import open_model
+from gpu_worker.models.registry import Model, build_model
+from gpu_worker.ops import Ops
+from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.runner.row_table import RowTable
+from gpu_worker.sampling.processors import ProcessorChain
+from gpu_worker.worker import Worker
+from plugins.kv_cache_dtype import KV_CACHE_DTYPES
+from plugins.metrics import WORKER_KV_BYTES, WORKER_LOAD, Metrics
+from plugins.model_loader import ModelConfig, ModelLoader
+from plugins.types import ModelInfo, WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]  # phase, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights in place."""
+
+    model: Model
+    config: ModelConfig
+    dtype: torch.dtype
+    memory: DeviceMemory
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRunner:
+    """A runner, and what it has room for."""
+
+    runner: ModelRunner
+    capacity: Capacity
+    kv_cache_dtype: str
+    kv_bytes: int
+
+
+def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> Worker:
+    """Load the model and return its worker; blocks for seconds. `progress` is told of each tensor.
+
+    Raises: InvalidConfig, ModelNotFound, ModelFileBroken: what is wrong with the configuration or the checkpoint.
+    """
+    started_s = time.monotonic()
+    loader, name = open_model(config)
+    loaded = load_model(config, loader, torch.device("cpu"), progress)
+    built = build_runner(config, loaded)
+    bundle = loader.tokenizer()
+    info = WorkerInfo(
+        model=ModelInfo(
+            name=name,
+            architecture=loaded.config.architecture,
+            dtype=config.dtype,
+            vocab_size=loaded.config.vocab_size,
+            max_model_len=built.capacity.max_model_len,
+            eos_token_ids=loaded.config.eos_token_ids,
+            num_parameters=loaded.num_parameters,
+        ),
+        incarnation=secrets.token_hex(8),
+        num_blocks=built.capacity.num_blocks,
+        block_size=config.block_size,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        kv_cache_dtype=built.kv_cache_dtype,
+        kv_bytes=built.kv_bytes,
+        tokenizer_sha256=hashlib.sha256(bundle.tokenizer_json).hexdigest(),
+        load_s=time.monotonic() - started_s,
+    )
+    metrics.set(WORKER_LOAD, info.load_s)
+    metrics.set(WORKER_KV_BYTES, info.kv_bytes)
+    threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
+    logger.info(
+        "model_loaded",
+        extra={
+            "model": name,
+            "architecture": info.model.architecture,
+            "dtype": info.model.dtype,
+            "num_parameters": info.model.num_parameters,
+            "weight_bytes": loaded.memory.num_bytes("weights"),
+            "kv_bytes": info.kv_bytes,
+            "num_blocks": info.num_blocks,
+            "max_model_len": info.model.max_model_len,
+            "threads": threads,
+            "load_s": round(info.load_s, 2),
+        },
+    )
+    return Worker(built.runner, info, bundle, threads, metrics)
+
+
+def load_model(config: WorkerConfig, loader: ModelLoader, device: torch.device, progress: Progress) -> LoadedModel:
+    """Build the model that the checkpoint describes, and fill it."""
+    model_config, dtype = loader.config(), torch_dtype(config.dtype)
+    memory = DeviceMemory(device)
+    ops = Ops(memory, dtype)
+    model = build_model(model_config, ops, AttentionShape.of(model_config, config.block_size))
+    num_tensors = loader.num_tensors()
+    for num_done, (name, tensor) in enumerate(loader.weights(), start=1):
+        ops.load(name, tensor)
+        progress("load", num_done, num_tensors)
+    ops.finish_loading()
+    return LoadedModel(model, model_config, dtype, memory, ops.num_parameters)
+
+
+def build_runner(config: WorkerConfig, loaded: LoadedModel) -> BuiltRunner:
+    """Give a loaded model a cache and rows."""
+    model = loaded.config
+    kv_name = config.dtype if config.kv_cache_dtype.lower() == "auto" else config.kv_cache_dtype
+    kv_dtype = KV_CACHE_DTYPES.get(kv_name)()
+    page_bytes = kv_dtype.page_bytes(config.block_size, model.num_key_value_heads, model.head_dim)
+    capacity = plan_capacity(
+        kv_cache_gib=config.kv_cache_gib,
+        block_bytes=2 * model.num_hidden_layers * page_bytes,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_model_len=config.max_model_len,
+        max_sequences=config.max_sequences,
+        trained_len=model.max_position_embeddings,
+    )
+    cache = KVCache(
+        loaded.memory,
+        kv_dtype,
+        num_layers=model.num_hidden_layers,
+        num_blocks=capacity.num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+    )
+    table = RowTable(
+        max_sequences=config.max_sequences,
+        max_model_len=capacity.max_model_len,
+        vocab_size=model.vocab_size,
+        num_blocks=capacity.num_blocks,
+        block_size=config.block_size,
+        eos_token_ids=model.eos_token_ids,
+        device=loaded.memory.device,
+    )
+    runner = ModelRunner(
+        loaded.model,
+        cache,
+        table,
+        ProcessorChain((), config.max_sequences),
+        AttentionShape.of(model, config.block_size),
+        loaded.dtype,
+        config.max_step_tokens,
+    )
+    return BuiltRunner(runner, capacity, kv_name.lower(), cache.num_bytes)
