@@ -36,11 +36,9 @@ class JsonFile:
 
 
 def read_json(path: Path) -> JsonFile:
-    """Raises: ModelFileBroken: the file cannot be read, or is not one JSON object in UTF-8."""
+    """Raises: ModelFileBroken: the file is not one JSON object in UTF-8."""
     try:
         return JsonFile(path, parse_object(path.read_bytes()))
-    except OSError as error:
-        raise ModelFileBroken(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelFileBroken(f"{path}: {error}; fetch it again") from error
 

@@ -18,18 +18,22 @@ _AUTO, _DUMMY, _GGUF, _SAFETENSORS = "auto", "dummy", "gguf", "safetensors"
 def open_model(config: WorkerConfig) -> tuple[ModelLoader, str]:
     """Return the opened checkpoint and the name that requests call it by.
 
-    Raises: ModelNotFound: it is not there. ModelFileBroken: it is damaged or of an unknown kind.
+    Raises: ModelNotFound: it is not there, or may not be read. ModelFileBroken: it is damaged or of an unknown kind.
     InvalidConfig: load_format is unknown or does not fit the model.
     """
     load_format = config.load_format.lower()
     if load_format != _AUTO and load_format not in MODEL_LOADERS.names():
         known = ", ".join((_AUTO, *MODEL_LOADERS.names()))
         raise InvalidConfig(f"worker.load_format {config.load_format!r} is unknown; known: {known}")
-    path, name = _locate(config.model, load_format)
-    if load_format == _AUTO:
-        load_format = _format_of(path)
-    options = {"seed": config.seed} if load_format == _DUMMY else {}
-    return MODEL_LOADERS.get(load_format)(path, options), config.served_model_name or name
+    try:
+        path, name = _locate(config.model, load_format)
+        if load_format == _AUTO:
+            load_format = _format_of(path)
+        options = {"seed": config.seed} if load_format == _DUMMY else {}
+        loader = MODEL_LOADERS.get(load_format)(path, options)
+    except OSError as error:  # such as a volume whose files belong to somebody else
+        raise ModelNotFound(f"{error.filename}: cannot be read: {error.strerror}; check its owner and mode") from error
+    return loader, config.served_model_name or name
 
 
 def _locate(model: str | None, load_format: str) -> tuple[Path | None, str]:

@@ -14,6 +14,10 @@ from plugins.errors import ModelFileBroken
 from tests.unit.gpu_worker.loading.tiny_files import write_gguf
 
 
+def number(value: int, num_bytes: int = 4) -> bytes:
+    return value.to_bytes(num_bytes, "little")
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
@@ -119,6 +123,51 @@ def test_a_version_that_is_not_known_is_refused_with_those_that_are(tiny: Path, 
     path.write_bytes(b"GGUF" + (9).to_bytes(4, "little") + tiny.read_bytes()[8:])
 
     with pytest.raises(ModelFileBroken, match=r"GGUF version 9 is not supported; supported: 2, 3"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "replacement", "message"),
+    [
+        (b"llama.block_count", number(99), r"metadata llama\.block_count has the unknown type 99"),
+        (b"tokenizer.ggml.merges", number(9) * 2, r"metadata tokenizer\.ggml\.merges is an array of arrays"),
+        (
+            b"tokenizer.ggml.pre" + number(8) + number(6, 8),
+            b"\xff",
+            r"tokenizer\.ggml\.pre holds text that is not UTF-8",
+        ),
+        (b"output_norm.weight", number(5), r"the entry of tensor output_norm\.weight has 5 dimensions, not 1 to 4"),
+        (b"output_norm.weight" + number(1) + number(32, 8), number(99), r"output_norm\.weight has the unknown type 99"),
+        (
+            b"output_norm.weight" + number(1),
+            number(33, 8) + number(8),
+            r"output_norm\.weight has rows of 33 numbers, not a multiple of Q8_0's 32",
+        ),
+    ],
+)
+def test_a_damaged_entry_is_named(tiny: Path, tmp_path: Path, before: bytes, replacement: bytes, message: str) -> None:
+    """The bytes after `before` are replaced, where it first occurs."""
+    whole = tiny.read_bytes()
+    place = whole.index(before) + len(before)
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(whole[:place] + replacement + whole[place + len(replacement) :])
+
+    with pytest.raises(ModelFileBroken, match=rf"damaged\.gguf: .*{message}.*"):
+        read_gguf(path)
+
+
+def test_two_tensors_of_one_name_are_refused(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "twice.gguf"
+    path.write_bytes(tiny.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight"))
+
+    with pytest.raises(ModelFileBroken, match=r"twice\.gguf: two tensors have the same name"):
+        read_gguf(path)
+
+
+def test_an_alignment_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "odd.gguf", metadata={"general.alignment": "wide"})
+
+    with pytest.raises(ModelFileBroken, match=r"metadata general\.alignment is 'wide', not a positive number"):
         read_gguf(path)
 
 
