@@ -31,6 +31,7 @@ from plugins.types import (
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 
+PROTOCOL_VERSION: Final = 1  # of the step stream, told in Hello and Ready; both ends must speak the same
 DEFAULT_SAMPLING: Final = SamplingParams()
 GOES_ON: Final = 0  # in a column of finish reasons: the row has not ended
 
