@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from control_plane.engine.core import EngineCore
-from control_plane.engine.facts import Intake, Link
+from control_plane.engine.facts import Facts, Intake
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.handle import WorkerHandle
 from plugins.errors import InvariantBroken, ServingError, WorkerLost
@@ -83,14 +83,9 @@ class EngineDriver:
         return self._core.load()
 
     @property
-    def intake(self) -> Intake:
-        """Whether new requests are taken."""
-        return self._core.facts.intake
-
-    @property
-    def link(self) -> Link:
-        """The state of the step stream."""
-        return self._core.facts.link
+    def facts(self) -> Facts:
+        """The four facts of the worker, to read."""
+        return self._core.facts
 
     async def drain(self, grace_s: float) -> bool:
         """Take no new requests, and wait for those at hand. Returns False if some are left after the grace."""

@@ -95,7 +95,7 @@ async def test_between_two_workers_requests_are_refused_and_no_model_is_served()
             world.driver.submit(request("b"), deadline_s=None)
         with pytest.raises(NotServing, match="no model is loaded yet"):
             world.models.get("fake")
-        link_between = world.driver.link
+        link_between = world.driver.facts.link
         back = await world.changes.get()
 
     assert link_between in (Link.LOST, Link.CONNECTING)
