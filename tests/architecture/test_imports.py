@@ -85,7 +85,14 @@ def test_every_import_contract_is_kept() -> None:
         ),
         ("plugins/planted.py", "import protos.generate", "planes never meet; protos and plugins lie below them BROKEN"),
         ("plugins/planted.py", "def late():\n    import numpy", "plugins need the standard library only BROKEN"),
-        ("control_plane/kv/planted.py", "import time", "scheduling and KV accounting are pure BROKEN"),
+        ("control_plane/kv/planted.py", "import time", "scheduling, KV accounting and the engine core are pure BROKEN"),
+        ("control_plane/text/planted.py", "import control_plane.api", "the control plane has layers BROKEN"),
+        ("gpu_worker/kv/planted.py", "import gpu_worker.ops", "the worker has layers BROKEN"),
+        (
+            "control_plane/api/planted.py",
+            "from control_plane.scheduling.fcfs import FCFSScheduler",
+            "composition roots choose the classes BROKEN",
+        ),
         (
             "gpu_worker/planted.py",
             "from protos.worker.v1 import worker_pb2",
