@@ -30,23 +30,30 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by workload: one mapping of 
 
 
 def rich_table(runs: Runs) -> Table:
-    """One line per workload, its runs side by side."""
-    table = Table("workload", *COLUMNS.values())
+    """One line per run, narrow enough for a terminal of 80 columns."""
+    table = Table("", *(heading.replace(" ", "\n", 1) for heading in COLUMNS.values()), padding=0)
     for name, figures in runs.items():
-        table.add_row(name, *(_cell(figures, column) for column in COLUMNS))
+        for number, run in enumerate(figures, 1):
+            table.add_row(f"{name}.{number}", *(_cell([run], column) for column in COLUMNS))
     return table
 
 
 def markdown_table(runs: Runs) -> str:
-    """The same for a README."""
+    """One line per workload, its runs side by side, for a README."""
     lines = [("workload", *COLUMNS.values()), ("---",) * (1 + len(COLUMNS))]
     lines += [(name, *(_cell(figures, column) for column in COLUMNS)) for name, figures in runs.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(figures: Sequence[Mapping[str, Any]], column: str) -> str:
-    values = [run.get(column) for run in figures]
-    return " / ".join("-" if value is None else f"{value:.4g}" for value in values)
+    return " / ".join(_number(run.get(column)) for run in figures)
+
+
+def _number(value: float | None) -> str:
+    """Four digits say all that a run repeats."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """What the command decides: which workloads, whether the runs were clean, what the tables say."""
 
-import pytest
+from io import StringIO
 
-from benchmarks.report import markdown_table
+import pytest
+from rich.console import Console
+
+from benchmarks.report import markdown_table, rich_table
 from benchmarks.run import choose, is_clean
 from plugins.errors import InvalidConfig
 
@@ -32,3 +35,18 @@ def test_the_table_puts_the_runs_of_a_workload_side_by_side() -> None:
     lines = table.splitlines()
     assert lines[0].startswith("| workload | output tok/s | TTFT p50 ms |")
     assert lines[2].startswith("| W1 | 48.91 / 1048 | 98.52 / - | - / - |")
+
+
+def test_the_terminal_shows_a_line_for_each_run_and_cuts_nothing_off() -> None:
+    run = dict.fromkeys(
+        ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "foreign_cpu_percent"),
+        12345.6,
+    )
+    console = Console(width=80, record=True, file=StringIO())
+
+    console.print(rich_table({"W1": [CLEAN | run], "W3": [CLEAN | run, CLEAN | run]}))
+
+    text = console.export_text()
+    assert [name for name in ("W1.1", "W1.2", "W3.1", "W3.2") if name in text] == ["W1.1", "W3.1", "W3.2"]
+    assert "…" not in text
+    assert all(word in text for word in ("output", "TTFT", "p50 ms", "foreign", "CPU %"))
