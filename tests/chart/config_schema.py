@@ -37,6 +37,8 @@ def section_schema(name: str, kind: type[Any]) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {key: value_schema(hints[key]) for key in sorted(keys)},
     }
+    if "port" in keys:
+        schema["properties"]["port"] = {"type": "integer", "minimum": 1, "maximum": 65535}  # services must know it
     if needed := sorted({"port", "drain_s", "enabled"}.intersection(keys)):
         schema["required"] = needed  # the chart's templates read them
     return schema

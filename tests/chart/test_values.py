@@ -80,6 +80,7 @@ def test_the_control_plane_is_not_told_what_only_the_worker_needs() -> None:
         ({"config.scheduler.max_step_token": 1}, "additional properties 'max_step_token' not allowed"),
         ({"config.worker.host": "0.0.0.0"}, "additional properties 'host' not allowed"),
         ({"config.worker.threads": "two"}, "got string, want null or integer"),
+        ({"config.worker.port": 0}, "minimum: got 0, want 1"),
         ({"config.metrics.port": None}, "missing property 'port'"),
         ({"image.pullPolicy": "Sometimes"}, "value must be one of 'Always', 'IfNotPresent', 'Never'"),
     ],
