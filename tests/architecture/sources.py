@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("protos", "plugins", "control_plane", "gpu_worker")
-LEFT_BY_TOOLS = {"__pycache__", "build", "dist", "results"}
+LEFT_BY_TOOLS = {"__pycache__", "build", "dist"}
 
 
 def files(root: Path = ROOT) -> Iterator[Path]:
