@@ -9,11 +9,10 @@ from plugins.errors import InvalidConfig
 class SchedulerConfig:
     max_step_tokens: int = 512  # tokens computed in one step; the worker's own limit holds too
     max_sequences: int = 64  # sequences that hold a row at once; the worker's own limit holds too
-    max_partial_prefills: int = 2  # prompts that may be half done at once
     watermark_ratio: float = 0.01  # share of the blocks that a new admission must leave free
 
     def __post_init__(self) -> None:
-        for name in ("max_step_tokens", "max_sequences", "max_partial_prefills"):
+        for name in ("max_step_tokens", "max_sequences"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"scheduler.{name} must be at least 1, is {getattr(self, name)}")
         if self.max_step_tokens < self.max_sequences:
