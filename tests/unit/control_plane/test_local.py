@@ -1,0 +1,96 @@
+"""The engine in process, with the tiny random model of the worker's own loader."""
+
+import asyncio
+
+import pytest
+
+from control_plane.admission.config import AdmissionConfig
+from control_plane.engine.core import Delivery
+from control_plane.engine.local import LocalEngine
+from control_plane.scheduling.config import SchedulerConfig
+from plugins.errors import DuplicateRequest, InvalidConfig, InvalidRequest, QueueFull
+from plugins.types import FinishReason, RequestId, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+def make_engine(max_waiting: int = 64, **worker: object) -> LocalEngine:
+    tiny: dict[str, object] = {"load_format": "dummy", "dtype": "float32", "threads": 1, "num_blocks": 64}
+    return LocalEngine(
+        scheduler=SchedulerConfig(max_step_tokens=64, max_sequences=4),
+        admission=AdmissionConfig(max_waiting=max_waiting),
+        **tiny | worker,
+    )
+
+
+def test_prompts_completed_together_say_what_they_say_alone() -> None:
+    prompts = ["hello", "a longer prompt than the first", [1, 2, 3], "x"]
+    with make_engine() as engine:
+        alone = [engine.generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
+
+        together = engine.generate(prompts, GREEDY)
+
+    assert [completion.token_ids for completion in together] == alone
+    assert [completion.finish for completion in together] == [FinishReason.LENGTH] * 4
+    assert [len(completion.token_ids) for completion in together] == [6] * 4
+
+
+def test_more_prompts_than_may_wait_are_completed_in_order() -> None:
+    with make_engine(max_waiting=2) as engine:
+        completions = engine.generate([[number] for number in range(10)], GREEDY)
+
+        assert [completion.token_ids[:1] for completion in completions] == [
+            engine.generate([[number]], GREEDY)[0].token_ids[:1] for number in range(10)
+        ]
+
+
+def test_a_request_is_driven_step_by_step() -> None:
+    with make_engine() as engine:
+        engine.add_request("0", "foo", SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+        deliveries: list[Delivery] = []
+        while engine.has_work():
+            deliveries += engine.step()
+
+    assert [(delivery.request_id, len(delivery.token_ids), delivery.finish) for delivery in deliveries] == [
+        ("0", 1, None),
+        ("0", 1, FinishReason.LENGTH),
+    ]
+
+
+def test_a_cancelled_request_says_so_in_its_last_delivery() -> None:
+    with make_engine() as engine:
+        request_id = engine.add_request("", "foo", GREEDY)
+        engine.cancel(request_id)
+        engine.cancel(RequestId("nobody"))
+
+        (delivery,) = engine.step()
+
+    assert (delivery.request_id, delivery.finish) == (request_id, FinishReason.CANCELLED)
+
+
+def test_bad_requests_are_refused_as_over_the_wire() -> None:
+    with make_engine(max_waiting=1) as engine:
+        with pytest.raises(InvalidRequest, match="max_tokens"):
+            engine.add_request("a", "foo", SamplingParams(max_tokens=0))
+        engine.add_request("a", "foo", GREEDY)
+        with pytest.raises(DuplicateRequest):
+            engine.add_request("a", "foo", GREEDY)
+        with pytest.raises(QueueFull):
+            engine.add_request("b", "foo", GREEDY)
+
+
+def test_it_works_for_a_caller_who_has_an_event_loop() -> None:
+    async def notebook() -> int:
+        with make_engine() as engine:
+            return len(engine.generate(["hello"], GREEDY)[0].token_ids)
+
+    assert asyncio.run(notebook()) == 6
+
+
+def test_closing_twice_is_closing_once_and_a_wrong_key_is_named() -> None:
+    engine = make_engine()
+    engine.close()
+    engine.close()
+
+    with pytest.raises(InvalidConfig, match="no_such_key"):
+        LocalEngine(no_such_key=1)
