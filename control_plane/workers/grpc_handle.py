@@ -140,10 +140,18 @@ class GrpcWorkerHandle:
             error = from_rpc_error(failed)
             if isinstance(error, TOLD):
                 raise error from None
+            if "failed to connect" in str(error):
+                raise WorkerLost(
+                    f"nothing answers at {self._address}; start a worker there, or set workers.address ({error})"
+                ) from None
             raise WorkerLost(f"{self._address}: {error}") from None
 
 
 async def _send(call: RunCall, request: worker_pb2.RunRequest) -> None:
-    """Send one message; on a stream that is over nothing happens, because reading it tells why."""
+    """Send one message; on a stream that is over nothing happens, because reading it tells why.
+
+    A write that meets the end of its stream makes gRPC forget the peer's status and say INTERNAL instead
+    (https://github.com/grpc/grpc/issues/36066); the worker is then lost for a reason that is not told.
+    """
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await call.write(request)
