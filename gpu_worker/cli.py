@@ -62,6 +62,7 @@ async def run_worker(config: WorkerConfig, metrics: Metrics, parent_fd: int | No
         worker = await _load(config, metrics, stop, out)
         if worker is not None:
             await server.begin(worker)
+            logger.info("worker_serving", extra={"host": config.host, "port": port})
             await stop.wait()
     finally:
         logger.info("worker_stopping")

@@ -35,9 +35,6 @@ class BrokenWorker:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    async def describe(self) -> WorkerInfo:
-        return worker_info()
-
     async def open(self) -> WorkerInfo:
         return worker_info()
 
@@ -47,16 +44,6 @@ class BrokenWorker:
 
     async def close(self) -> None:
         return None
-
-
-async def until_loaded(handle: GrpcWorkerHandle) -> None:
-    """Ask until the worker describes itself, as the supervisor does."""
-    while True:
-        try:
-            await handle.describe()
-            return
-        except WorkerLost:
-            continue
 
 
 def dummy(port: int = 0) -> WorkerConfig:
@@ -87,9 +74,9 @@ async def until_event(caplog: pytest.LogCaptureFixture, event: str) -> logging.L
 async def test_it_serves_until_a_signal_and_ends_with_0(
     number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = asyncio.create_task(until_event(caplog, "model_loaded"))
+    serving = asyncio.create_task(until_event(caplog, "worker_serving"))
     running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, io.StringIO()))
-    await loaded
+    await serving
 
     os.kill(os.getpid(), number)
 
@@ -97,6 +84,7 @@ async def test_it_serves_until_a_signal_and_ends_with_0(
     assert [record.getMessage() for record in caplog.records if record.name == "gpu_worker.cli"] == [
         "worker_listening",
         "model_loading",
+        "worker_serving",
         "worker_stopping",
     ]
 
@@ -123,10 +111,9 @@ async def test_a_worker_that_can_compute_no_more_ends_its_process_with_1(
 ) -> None:
     broken = RuntimeError("device lost")
     monkeypatch.setattr("gpu_worker.cli.build_worker", lambda config, metrics, progress: BrokenWorker(broken))
-    listening = asyncio.create_task(until_event(caplog, "worker_listening"))
+    serving = asyncio.create_task(until_event(caplog, "worker_serving"))
     running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, io.StringIO()))
-    handle = GrpcWorkerHandle(f"127.0.0.1:{(await listening).__dict__['port']}", "me", 1_000_000, timeout_s=30.0)
-    await until_loaded(handle)
+    handle = GrpcWorkerHandle(f"127.0.0.1:{(await serving).__dict__['port']}", "me", 1_000_000, timeout_s=30.0)
 
     await handle.open()
     with pytest.raises(WorkerLost):
@@ -141,9 +128,9 @@ async def test_a_worker_that_can_compute_no_more_ends_its_process_with_1(
 
 async def test_a_terminal_shows_a_bar_instead_of_an_event(caplog: pytest.LogCaptureFixture) -> None:
     terminal = Terminal()
-    loaded = asyncio.create_task(until_event(caplog, "model_loaded"))
+    serving = asyncio.create_task(until_event(caplog, "worker_serving"))
     running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, terminal))
-    await loaded
+    await serving
     os.kill(os.getpid(), signal.SIGTERM)
     await running
 
