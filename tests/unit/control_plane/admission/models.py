@@ -1,5 +1,7 @@
 """A served model for the tests of admission and API: the small byte-level tokenizer and round numbers."""
 
+import functools
+
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.text.model import TextModel
 from plugins.types import ModelInfo, TokenId, TokenizerBundle, WorkerInfo
@@ -35,7 +37,12 @@ def served_model(
         tokenizer_sha256="",
         load_s=0.5,
     )
-    return ServedModel(worker, TextModel.from_bundle(tokenizer or bundle()))
+    return ServedModel(worker, _text_model(tokenizer or bundle()))
+
+
+@functools.cache
+def _text_model(tokenizer: TokenizerBundle) -> TextModel:
+    return TextModel.from_bundle(tokenizer)
 
 
 def directory(*models: ServedModel) -> ServedModels:

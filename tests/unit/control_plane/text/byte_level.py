@@ -3,6 +3,8 @@
 Ids: 0, 1, 2 are <|endoftext|>, <|im_start|>, <|im_end|>; 3 + b is the byte b; then `MERGED`, in their order.
 """
 
+import functools
+
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -47,12 +49,17 @@ def bundle(
 ) -> TokenizerBundle:
     """What a worker would hand over."""
     return TokenizerBundle(
-        tokenizer_json=tokenizer().to_str().encode(),
+        tokenizer_json=_tokenizer_json(),
         chat_template=chat_template,
         bos_token=bos_token,
         eos_token="<|im_end|>",
         add_bos=add_bos,
     )
+
+
+@functools.cache
+def _tokenizer_json() -> bytes:
+    return tokenizer().to_str().encode()
 
 
 def _letters(data: bytes) -> str:

@@ -1,0 +1,207 @@
+"""The service that clients call: generation, and what they need to know of models and tokens.
+
+Translates between messages and values; what is allowed is admission's business, how errors look on the wire that of
+`protos/interceptor.py`, which must wrap this servicer.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.sampling import token_id_violations
+from control_plane.admission.submission import Submission
+from control_plane.admission.validator import Validator
+from control_plane.api.meter import RequestMeter
+from control_plane.engine.served import ServedModel, ServedModels
+from control_plane.engine.streams import Output, OutputStream
+from plugins.errors import DeadlineExceeded, InvalidRequest, ServingError
+from plugins.metrics import Metrics
+from plugins.types import FinishReason, Request, RequestId, TokenId
+from protos.codec import decode_sampling
+from protos.codec_info import encode_model_info
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import inference_pb2, inference_pb2_grpc
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_INLINE = 8192  # characters or tokens; more take over 4 ms and are worked on beside the event loop
+CLOCK_SLACK_S = 0.01  # the transport's clock may be so far ahead of the one that time_remaining reads
+
+
+class Engine(Protocol):
+    """What generation needs of the engine."""
+
+    def submit(self, request: Request, deadline_s: float | None) -> OutputStream:
+        """Start a request. Raises: NotServing, DuplicateRequest, QueueFull."""
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request early. Unknown and ended ones are ignored."""
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves every model of one control plane. Lives on the control plane's event loop."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        validator: Validator,
+        engine: Engine,
+        config: AdmissionConfig,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._models = models
+        self._validator = validator
+        self._engine = engine
+        self._max_deadline_s = config.max_deadline_s
+        self._metrics = metrics
+        self._clock = clock  # seconds, monotonic
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        meter = RequestMeter(self._metrics, self._clock)
+        outcome = ""
+        try:
+            async with contextlib.aclosing(self._generate(request, context, meter)) as responses:
+                async for response in responses:
+                    if response.finish_reason:
+                        outcome = FinishReason(response.finish_reason).name.lower()
+                    yield response
+        except ServingError as error:
+            outcome = error.code.name.lower()
+            raise
+        except (asyncio.CancelledError, GeneratorExit):  # the client went away, or its deadline passed
+            is_late = self._deadline_s(context) < CLOCK_SLACK_S
+            outcome = outcome or ("deadline_exceeded" if is_late else "cancelled")
+            raise
+        finally:
+            meter.end(outcome or "internal")
+
+    async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:
+        for request_id in request.request_ids:
+            self._engine.cancel(RequestId(request_id))
+        return inference_pb2.CancelResponse()
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        submission = _submission(request)
+        token_ids = await _beside_the_loop(_size(submission), self._validator.tokenize, submission)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        model = self._validator.find_model(request.model)
+        text = await _beside_the_loop(len(request.token_ids), _detokenize, model, request.token_ids)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        models = [encode_model_info(model.worker.model) for model in self._models.all()]
+        return inference_pb2.ListModelsResponse(models=models)
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: Context
+    ) -> inference_pb2.GetModelResponse:
+        model = self._validator.find_model(request.model)
+        return inference_pb2.GetModelResponse(model=encode_model_info(model.worker.model))
+
+    async def _generate(
+        self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        submission = _submission(message)
+        request, model = await _beside_the_loop(_size(submission), self._validator.validate, submission)
+        deadline_s = self._deadline_s(context)
+        if deadline_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the request was admitted")
+        stream = self._engine.submit(request, deadline_s)
+        try:
+            meter.admit(request, model.worker.model.name)
+            responses = _Responses(request, model, meter)
+            while True:
+                output = await stream.next()
+                response = responses.next(output)
+                if response.token_ids or response.text or response.finish_reason:
+                    yield response
+                if output.error is not None:
+                    raise output.error
+                if output.finish is not None:
+                    return
+        finally:
+            if not stream.is_ended:
+                self._engine.cancel(request.request_id)
+
+    def _deadline_s(self, context: Context) -> float:
+        """Seconds that the request may still take."""
+        remaining_s: float | None = context.time_remaining()
+        return self._max_deadline_s if remaining_s is None else min(remaining_s, self._max_deadline_s)
+
+
+class _Responses:
+    """Makes one request's responses, in order: its id in the first, its end in the last."""
+
+    def __init__(self, request: Request, model: ServedModel, meter: RequestMeter) -> None:
+        self._request_id: str = request.request_id
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._detokenizer = model.text.detokenizer()
+        self._meter = meter
+
+    def next(self, output: Output) -> inference_pb2.GenerateResponse:
+        text = self._detokenizer.push(output.token_ids)
+        if output.finish is not None:
+            text += self._detokenizer.flush()
+        self._meter.deliver(len(output.token_ids))
+        response = inference_pb2.GenerateResponse(request_id=self._request_id, token_ids=output.token_ids, text=text)
+        self._request_id = ""
+        if output.finish is not None and output.error is None:
+            response.finish_reason = common_pb2.FinishReason.ValueType(output.finish)
+            response.usage.prompt_tokens = self._num_prompt_tokens
+            response.usage.output_tokens = self._meter.num_output_tokens
+        return response
+
+
+def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Submission:
+    text = token_ids = messages = None
+    match request.WhichOneof("input"):
+        case "text":
+            text = request.text
+        case "chat":
+            messages = [(message.role, message.content) for message in request.chat.messages]
+    if isinstance(request, inference_pb2.TokenizeRequest):
+        return Submission(model=request.model, text=text, messages=messages)
+    if request.WhichOneof("input") == "tokens":
+        token_ids = request.tokens.ids
+    return Submission(
+        request_id=request.request_id,
+        model=request.model,
+        text=text,
+        token_ids=token_ids,
+        messages=messages,
+        sampling=decode_sampling(request.sampling),
+    )
+
+
+def _size(submission: Submission) -> int:
+    """How much work it is to turn the input into tokens."""
+    texts = sum(len(content) for _, content in submission.messages or ())
+    return len(submission.text or "") + len(submission.token_ids or ()) + texts
+
+
+async def _beside_the_loop(size: int, work: Callable[..., T], *arguments: object) -> T:
+    """Do short work at once, long work in a thread, so that other streams go on meanwhile."""
+    return await asyncio.to_thread(work, *arguments) if size > MAX_INLINE else work(*arguments)
+
+
+def _detokenize(model: ServedModel, token_ids: Any) -> str:
+    violations = token_id_violations("token_ids", token_ids, model.worker.model.vocab_size)
+    if violations:
+        raise InvalidRequest(violations)
+    return model.text.decode([TokenId(token_id) for token_id in token_ids])

@@ -1,0 +1,154 @@
+"""A real server on a free port, with an engine whose output the test writes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.validator import Validator
+from control_plane.api.admin import AdminServicer
+from control_plane.api.config import ServerConfig
+from control_plane.api.health import HealthServicer
+from control_plane.api.inference import InferenceServicer
+from control_plane.api.server import ApiServer
+from control_plane.engine.facts import Facts
+from control_plane.engine.served import ServedModel
+from control_plane.engine.streams import OutputStream
+from control_plane.workers.supervisor import WorkerView
+from plugins.errors import RequestCancelled, ServingError
+from plugins.metrics import Metric
+from plugins.scheduler import SchedulerLoad
+from plugins.types import FinishReason, Request, RequestId, TokenId, WorkerId
+from protos.admin.v1 import admin_pb2_grpc
+from protos.channel import channel_options
+from protos.inference.v1 import inference_pb2_grpc
+from tests.unit.control_plane.admission.models import directory, served_model
+
+
+class ScriptedEngine:
+    """Takes every request unless told to refuse, and gives out what `answer` says, or what the test puts later."""
+
+    def __init__(self) -> None:
+        self.requests: dict[RequestId, Request] = {}
+        self.streams: dict[RequestId, OutputStream] = {}
+        self.deadlines: list[float | None] = []
+        self.cancelled: list[RequestId] = []
+        self.answer: Sequence[tuple[Sequence[int], FinishReason | None, ServingError | None]] = ()
+        self.refusal: Exception | None = None
+        self.submitted = asyncio.Event()
+        self.cancel_seen = asyncio.Event()
+
+    def submit(self, request: Request, deadline_s: float | None) -> OutputStream:
+        if self.refusal is not None:
+            raise self.refusal
+        stream = OutputStream()
+        self.requests[request.request_id] = request
+        self.streams[request.request_id] = stream
+        self.deadlines.append(deadline_s)
+        for token_ids, finish, error in self.answer:
+            stream.put(tuple(map(TokenId, token_ids)), finish, error)
+        self.submitted.set()
+        return stream
+
+    def cancel(self, request_id: RequestId) -> None:
+        self.cancelled.append(request_id)
+        stream = self.streams.get(request_id)
+        if stream is not None and not stream.is_ended:
+            stream.put((), FinishReason.CANCELLED, RequestCancelled("the request was cancelled"))
+        self.cancel_seen.set()
+
+    def load(self) -> SchedulerLoad:
+        return SchedulerLoad(num_running=3, num_waiting=5, num_blocks=64, num_free_blocks=40, num_preemptions=0)
+
+
+@dataclass(slots=True)
+class CountedMetrics:
+    """Everything that was counted, in order."""
+
+    counts: list[tuple[str, float, tuple[str, ...]]] = field(default_factory=list)
+    observations: list[tuple[str, float, tuple[str, ...]]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def count(self, metric: Metric, amount: float = 1, *labels: str) -> None:
+        self.counts.append((metric.name, amount, labels))
+        self.changed.set()
+
+    def set(self, metric: Metric, value: float, *labels: str) -> None:
+        raise NotImplementedError("the API sets no gauge")
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        self.observations.append((metric.name, value, labels))
+
+    async def outcomes(self, num: int = 1) -> list[str]:
+        """Wait until so many requests have ended; tell how."""
+        while True:
+            self.changed.clear()
+            ended = [labels[0] for name, _, labels in self.counts if name == "dihedral_requests_total"]
+            if len(ended) >= num:
+                return ended
+            await self.changed.wait()
+
+
+@dataclass(slots=True)
+class Running:
+    """One server that runs, and both ends of it."""
+
+    port: int
+    channel: grpc.aio.Channel
+    inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
+    admin: "admin_pb2_grpc.AdminServiceAsyncStub"
+    engine: ScriptedEngine
+    metrics: CountedMetrics
+    health: HealthServicer
+    facts: Facts
+    server: ApiServer
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *models: ServedModel,
+    config: ServerConfig | None = None,
+    admission: AdmissionConfig | None = None,
+    worker: WorkerView | None = None,
+    clock: Sequence[float] = (),
+) -> AsyncIterator[Running]:
+    """Serve some models, else the small one. `clock` is what the clock says, call by call; then it stands still."""
+    models = models or (served_model(),)
+    admission = admission or AdmissionConfig()
+    ticks = list(clock)
+    last = [0.0]
+
+    def now() -> float:
+        if ticks:
+            last[0] = ticks.pop(0)
+        return last[0]
+
+    engine, metrics, health, facts = ScriptedEngine(), CountedMetrics(), HealthServicer(), Facts()
+    served = directory(*models)
+    validator = Validator(served, admission, draw_seed=lambda: 7, draw_request_id=lambda: "drawn")
+    view = worker or WorkerView(WorkerId("127.0.0.1:50061"), models[0].worker, "")
+    server = ApiServer(
+        config or ServerConfig(port=0),
+        InferenceServicer(served, validator, engine, admission, metrics, now),
+        AdminServicer(engine, facts, lambda: view, admission.max_waiting, "1.2.3", now),
+        health,
+    )
+    port = await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options(64 << 20)) as channel:
+            yield Running(
+                port,
+                channel,
+                inference_pb2_grpc.InferenceServiceStub(channel),
+                admin_pb2_grpc.AdminServiceStub(channel),
+                engine,
+                metrics,
+                health,
+                facts,
+                server,
+            )
+    finally:
+        await server.stop(grace_s=0)

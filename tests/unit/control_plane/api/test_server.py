@@ -1,0 +1,251 @@
+"""The port itself: health, reflection, what operators see, starting and stopping."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from control_plane.api.config import ServerConfig
+from control_plane.engine.facts import Intake, Link, Residency, Weights
+from control_plane.workers.supervisor import WorkerView
+from plugins.errors import InvalidConfig
+from plugins.types import FinishReason, TokenId, WorkerId
+from protos.admin.v1 import admin_pb2
+from protos.inference.v1.inference_pb2 import GenerateRequest
+from tests.unit.control_plane.admission.models import served_model
+from tests.unit.control_plane.api.running import Running, running
+
+SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
+INFERENCE, ADMIN = "dihedral.inference.v1.InferenceService", "dihedral.admin.v1.AdminService"
+
+
+async def check(run: Running, name: str) -> int:
+    stub = health_pb2_grpc.HealthStub(run.channel)
+    response = await stub.Check(  # type: ignore[attr-defined]  # the package's stubs lack the methods
+        health_pb2.HealthCheckRequest(service=name)
+    )
+    status: int = response.status
+    return status
+
+
+def watch(run: Running, name: str) -> "grpc.aio.UnaryStreamCall[object, health_pb2.HealthCheckResponse]":
+    stub = health_pb2_grpc.HealthStub(run.channel)
+    call: grpc.aio.UnaryStreamCall[object, health_pb2.HealthCheckResponse]
+    call = stub.Watch(  # type: ignore[attr-defined]  # the package's stubs lack the methods
+        health_pb2.HealthCheckRequest(service=name)
+    )
+    return call
+
+
+async def next_status(call: "grpc.aio.UnaryStreamCall[object, health_pb2.HealthCheckResponse]") -> int:
+    response = await call.read()
+    assert isinstance(response, health_pb2.HealthCheckResponse)
+    return response.status
+
+
+async def test_a_server_without_a_worker_lives_and_is_not_ready() -> None:
+    async with running() as run:
+        names = ("", "liveness", "readiness", INFERENCE, ADMIN)
+
+        assert [await check(run, name) for name in names] == [SERVING, SERVING, NOT_SERVING, NOT_SERVING, NOT_SERVING]
+
+
+async def test_readiness_comes_with_the_models_and_goes_with_them() -> None:
+    async with running() as run:
+        names = ("", "liveness", "readiness", INFERENCE, ADMIN, f"{INFERENCE}/small")
+
+        run.health.set_ready(True, ["small"])
+        ready = [await check(run, name) for name in names]
+        run.health.set_ready(False)
+        lost = [await check(run, name) for name in names]
+
+        assert ready == [SERVING] * 6
+        assert lost == [SERVING, SERVING, NOT_SERVING, NOT_SERVING, NOT_SERVING, NOT_SERVING]
+
+
+async def test_a_model_that_is_served_no_longer_is_not_ready_beside_one_that_is() -> None:
+    async with running() as run:
+        run.health.set_ready(True, ["old", "new"])
+        run.health.set_ready(True, ["new"])
+
+        assert await check(run, f"{INFERENCE}/old") == NOT_SERVING
+        assert await check(run, f"{INFERENCE}/new") == SERVING
+
+
+async def test_draining_ends_readiness_for_good_and_leaves_the_process_alive() -> None:
+    async with running() as run:
+        run.health.set_ready(True, ["small"])
+
+        run.health.drain()
+        run.health.set_ready(True, ["small"])
+
+        assert await check(run, "readiness") == NOT_SERVING
+        assert await check(run, f"{INFERENCE}/small") == NOT_SERVING
+        assert await check(run, "liveness") == SERVING
+
+
+async def test_a_health_check_of_an_unknown_name_is_not_found_and_lists_the_known_ones() -> None:
+    async with running() as run:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await check(run, "readyness")
+
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "'liveness', 'readiness'" in (raised.value.details() or "")
+
+
+async def test_a_watcher_is_told_each_change() -> None:
+    async with running() as run:
+        call = watch(run, "readiness")
+        first = await next_status(call)
+        run.health.set_ready(True)
+        second = await next_status(call)
+        run.health.set_ready(False)
+
+        assert [first, second, await next_status(call)] == [NOT_SERVING, SERVING, NOT_SERVING]
+
+
+async def test_a_watcher_of_an_unknown_name_waits_until_it_is_known() -> None:
+    async with running() as run:
+        call = watch(run, f"{INFERENCE}/later")
+        first = await next_status(call)
+        run.health.set_ready(True, ["later"])
+
+        assert [first, await next_status(call)] == [UNKNOWN, SERVING]
+
+
+async def test_stopping_tells_watchers_and_ends_their_calls() -> None:
+    async with running() as run:
+        run.health.set_ready(True)
+        call = watch(run, "readiness")
+        first = await next_status(call)
+
+        stopping = asyncio.create_task(run.server.stop(grace_s=60.0))
+
+        assert [first, await next_status(call)] == [SERVING, NOT_SERVING]
+        assert await call.read() is grpc.aio.EOF
+        await stopping
+
+
+async def test_a_stop_lets_open_streams_end_within_the_grace() -> None:
+    async with running() as run:
+        call = run.inference.Generate(GenerateRequest(text="a"))
+        await run.engine.submitted.wait()
+
+        stopping = asyncio.create_task(run.server.stop(grace_s=60.0))
+        run.engine.streams[next(iter(run.engine.streams))].put((TokenId(2),), FinishReason.STOP, None)
+
+        assert [response.finish_reason async for response in call] == [1]
+        await stopping
+
+
+async def test_a_stop_ends_what_outlasts_the_grace_and_cancels_its_request() -> None:
+    async with running() as run:
+        call = run.inference.Generate(GenerateRequest(text="a"))
+        await run.engine.submitted.wait()
+
+        await run.server.stop(grace_s=0)
+
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        await run.engine.cancel_seen.wait()
+        assert run.engine.cancelled == ["drawn"]
+
+
+async def test_stopping_twice_is_stopping_once() -> None:
+    async with running() as run:
+        await run.server.stop(grace_s=0)
+        await run.server.stop(grace_s=0)
+
+
+async def test_a_port_in_use_stops_the_start_and_is_named() -> None:
+    async with running() as run:
+        with pytest.raises(InvalidConfig, match=f"cannot listen on 127.0.0.1:{run.port}: the port is in use"):
+            async with running(config=ServerConfig(port=run.port)):
+                pass
+
+
+async def test_the_host_is_configured() -> None:
+    with pytest.raises(InvalidConfig, match="cannot listen on 192.0.2.1:0"):
+        async with running(config=ServerConfig(host="192.0.2.1", port=0)):
+            pass
+
+
+async def services(run: Running) -> list[str]:
+    stub = reflection_pb2_grpc.ServerReflectionStub(run.channel)  # type: ignore[arg-type]  # an aio channel serves as well
+    call = stub.ServerReflectionInfo()  # type: ignore[operator]  # the package's stubs lack its type
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    await call.done_writing()
+    response = await call.read()
+    return [service.name for service in response.list_services_response.service]
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with running() as run:
+        assert await services(run) == [
+            ADMIN,
+            INFERENCE,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        ]
+
+
+async def test_reflection_can_be_turned_off() -> None:
+    async with running(config=ServerConfig(port=0, reflection=False)) as run:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await services(run)
+
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_operators_see_version_uptime_intake_and_load() -> None:
+    async with running(clock=[100.0, 107.5]) as run:
+        run.facts.move_intake(Intake.DRAINING)
+
+        assert await run.admin.GetServerInfo(admin_pb2.GetServerInfoRequest()) == admin_pb2.GetServerInfoResponse(
+            version="1.2.3",
+            uptime_s=7.5,
+            intake=admin_pb2.INTAKE_DRAINING,
+            num_running=3,
+            num_waiting=5,
+            max_waiting=1024,
+        )
+
+
+async def test_operators_see_the_worker_with_its_facts_and_sizes() -> None:
+    view = WorkerView(WorkerId("10.0.0.1:50061"), served_model().worker, "")
+    async with running(worker=view) as run:
+        run.facts.move_link(Link.LIVE)
+        run.facts.weights = Weights.UPDATING
+        run.facts.residency["kv_cache"] = Residency.ASLEEP
+
+        (worker,) = (await run.admin.ListWorkers(admin_pb2.ListWorkersRequest())).workers
+
+        assert (worker.worker_id, worker.link, worker.detail) == ("10.0.0.1:50061", admin_pb2.LINK_LIVE, "")
+        assert worker.weights == admin_pb2.WEIGHTS_UPDATING
+        assert dict(worker.residency) == {
+            "weights": admin_pb2.RESIDENCY_RESIDENT,
+            "kv_cache": admin_pb2.RESIDENCY_ASLEEP,
+        }
+        assert (worker.model.name, worker.incarnation, worker.load_s) == ("small", "first", 0.5)
+        assert (worker.num_blocks, worker.num_free_blocks, worker.block_size) == (64, 40, 16)
+        assert (worker.kv_cache_dtype, worker.kv_bytes) == ("float32", 4096)
+
+
+async def test_a_worker_that_was_never_reached_is_listed_with_the_reason() -> None:
+    async with running(worker=WorkerView(WorkerId("10.0.0.1:50061"), None, "connection refused")) as run:
+        (worker,) = (await run.admin.ListWorkers(admin_pb2.ListWorkersRequest())).workers
+
+        assert (worker.link, worker.detail) == (admin_pb2.LINK_CONNECTING, "connection refused")
+        assert not worker.HasField("model")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("port", -1), ("port", 65536), ("max_message_mib", 0), ("max_message_mib", 2048), ("drain_s", -1.0)],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(key: str, value: float) -> None:
+    with pytest.raises(InvalidConfig, match=f"server.{key} must be"):
+        ServerConfig(**{key: value})  # type: ignore[arg-type]  # one name or the other
