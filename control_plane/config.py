@@ -18,6 +18,8 @@ from pydantic import Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from control_plane.admission.config import AdmissionConfig
+from control_plane.api.config import ServerConfig
 from control_plane.logs import LogConfig
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.telemetry import MetricsConfig
@@ -31,6 +33,8 @@ PREFIX = "DIHEDRAL_"
 CONFIG_VARIABLE = "DIHEDRAL_CONFIG"  # path of the file, if no flag names one
 RESERVED_VARIABLES = (CONFIG_VARIABLE, "DIHEDRAL_PARENT_FD")
 CONTROL_PLANE_SECTIONS: Mapping[str, type[Any]] = {
+    "server": ServerConfig,
+    "admission": AdmissionConfig,
     "scheduler": SchedulerConfig,
     "workers": WorkersConfig,
     "log": LogConfig,

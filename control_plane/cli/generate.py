@@ -1,0 +1,89 @@
+"""`dihedral generate` and `dihedral chat`: text that appears while it is made."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TextIO
+
+from control_plane.cli.client import Client
+from control_plane.cli.options import Connection, Sampling
+from control_plane.cli.results import Completion
+from plugins.errors import InvariantBroken, ServingError
+
+
+async def complete(
+    prompt: str | Sequence[tuple[str, str]],
+    connection: Connection,
+    sampling: Sampling,
+    write: Callable[[str], object],
+) -> Completion:
+    """Get one completion of a text or a chat; `write` is called with each piece of text as it comes."""
+    async with Client(connection.address) as client:
+        deltas = client.generate(prompt, sampling, connection.model, connection.timeout)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                write(delta.text)
+                if delta.completion is not None:
+                    return delta.completion
+    raise InvariantBroken("the stream of a completion ended without its final message")
+
+
+def generate(prompt: str, as_chat: bool, connection: Connection, sampling: Sampling, out: TextIO | None) -> Completion:
+    """Get one completion; it appears on `out`, if given, as it comes, with a line break at its end."""
+    messages = [("user", prompt)] if as_chat else prompt
+    if out is None:
+        return asyncio.run(complete(messages, connection, sampling, lambda text: None))
+    completion = asyncio.run(complete(messages, connection, sampling, partial(_show, out)))
+    print(file=out)
+    return completion
+
+
+def chat(system: str, connection: Connection, sampling: Sampling, source: TextIO, out: TextIO, log: TextIO) -> None:
+    """Hold a conversation: a line of `source` is a message, its end ends the conversation.
+
+    Ctrl-C stops the answer that is being made; what came of it stays in the conversation. At a terminal an error
+    ends one answer and is told on `log`; elsewhere it is raised.
+    """
+    history = [("system", system)] if system else []
+    is_dialogue = source.isatty()
+    with asyncio.Runner() as runner:
+        for message in _messages(source, "you> " if is_dialogue else ""):
+            history.append(("user", message))
+            parts: list[str] = []
+
+            try:
+                runner.run(complete(history, connection, sampling, partial(_show_and_keep, out, parts)))
+            except KeyboardInterrupt:
+                pass
+            except ServingError as error:
+                history.pop()
+                if not is_dialogue:
+                    raise
+                print(f"dihedral: {error}", file=log)
+                continue
+            print(file=out)
+            history.append(("assistant", "".join(parts)))
+
+
+def _messages(source: TextIO, invitation: str) -> Iterator[str]:
+    """Yield each line that says something; `input` gives a terminal its line editing."""
+    while True:
+        try:
+            line = input(invitation) if invitation else source.readline()
+        except EOFError:
+            return
+        if not invitation and not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _show(out: TextIO, text: str) -> None:
+    out.write(text)
+    out.flush()
+
+
+def _show_and_keep(out: TextIO, parts: list[str], text: str) -> None:
+    parts.append(text)
+    _show(out, text)

@@ -1,0 +1,35 @@
+"""Flags that several client commands share."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+CONNECTION = Group("Connection", sort_key=2)
+SAMPLING = Group("Sampling", sort_key=1)
+
+
+@Parameter(name="*", group=CONNECTION)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Which server and model to ask."""
+
+    address: Annotated[str, Parameter(help="host:port [server.host and server.port]", show_default=False)] = ""
+    model: Annotated[str, Parameter(help="name of a model [the only one served]", show_default=False)] = ""
+    timeout: Annotated[float | None, Parameter(help="seconds that one answer may take [the server's limit]")] = None
+
+
+@Parameter(name="*", group=SAMPLING)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to choose tokens; None leaves a choice to the server."""
+
+    max_tokens: Annotated[int | None, Parameter(help="output tokens at most [until the context is full]")] = None
+    temperature: Annotated[float | None, Parameter(help="0 is greedy [1]")] = None
+    top_k: Annotated[int | None, Parameter(help="keep the k likeliest tokens [all]")] = None
+    top_p: Annotated[float | None, Parameter(help="keep the likeliest tokens that hold this mass [1]")] = None
+    min_p: Annotated[float | None, Parameter(help="drop tokens below this share of the likeliest [0]")] = None
+    seed: Annotated[int | None, Parameter(help="the same seed gives the same noise [drawn]")] = None
+    ignore_eos: Annotated[
+        bool, Parameter(help="go on past the model's end tokens", negative=(), show_default=False)
+    ] = False

@@ -1,0 +1,136 @@
+"""`dihedral serve` and `dihedral control-plane`: the control plane in this process, the worker in a child.
+
+Decides the order of starting and ending; `worker_process.py` restarts the worker, `control_plane/app.py` serves.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from typing import Any
+
+from control_plane.admission.config import AdmissionConfig
+from control_plane.api.config import ServerConfig
+from control_plane.app import run_control_plane
+from control_plane.cli.client import Client, local_address
+from control_plane.cli.flags import to_arguments
+from control_plane.cli.launch import Context, Invocation
+from control_plane.cli.worker_process import WorkerProcess
+from control_plane.config import Config
+from control_plane.scheduling.config import SchedulerConfig
+from control_plane.telemetry import MetricsConfig
+from control_plane.workers.config import WorkersConfig
+from plugins.errors import ServingError
+
+logger = logging.getLogger(__name__)
+
+WORKER_SECTIONS = ("worker", "log", "metrics")  # what the child reads
+LOOPBACK = "127.0.0.1"
+GRACE_S = 5.0  # how long the worker may take to end, after the control plane has drained
+
+
+def control_plane(context: Context) -> int:
+    """Serve with a worker that runs elsewhere, until SIGTERM or SIGINT. Returns the exit code."""
+    return asyncio.run(_run(context, context.section(WorkersConfig), None))
+
+
+def serve(context: Context) -> int:
+    """Serve with a worker of our own, until SIGTERM or SIGINT. Returns the exit code.
+
+    Raises: WorkerGaveUp: the worker cannot be started as it is configured.
+    """
+    port = worker_port(context.invocation.config)
+    worker = WorkerProcess(worker_command(context.invocation, port), os.environ, GRACE_S)
+    workers = replace(context.section(WorkersConfig), address=f"{LOOPBACK}:{port}")
+    return asyncio.run(_run(context, workers, worker))
+
+
+def worker_command(invocation: Invocation, port: int) -> list[str]:
+    """Return the command of our worker: the same flags, file and environment, and ports of its own."""
+    values = {key: value for key, value in invocation.flags.items() if key.partition(".")[0] in WORKER_SECTIONS}
+    values |= {"worker.host": LOOPBACK, "worker.port": port}
+    metrics_port = invocation.config.section(MetricsConfig).port
+    if metrics_port is not None:
+        values["metrics.port"] = metrics_port + 1 if 0 < metrics_port < 65535 else 0
+    file = [] if invocation.file is None else [f"--config={invocation.file}"]
+    # -P: a file of the current folder never takes the place of a module.
+    return [sys.executable, "-P", "-m", "control_plane.cli", "worker", *to_arguments(values), *file]
+
+
+def worker_port(config: Config) -> int:
+    """Return the port that the configuration gives the worker, or one that is free now if nobody chose one."""
+    chosen = config.resolved(["worker"])["worker"]["port"]
+    if config.origin("worker.port") is not None and isinstance(chosen, int) and chosen > 0:
+        return chosen
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+async def _run(context: Context, workers: WorkersConfig, worker: WorkerProcess | None) -> int:
+    """Run the control plane, and the worker as soon as the control plane has its port, until one of them ends."""
+    stop, stop_worker = asyncio.Event(), asyncio.Event()
+    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(
+        run_control_plane(
+            context.section(ServerConfig),
+            context.section(AdmissionConfig),
+            context.section(SchedulerConfig),
+            workers,
+            context.metrics,
+            stop,
+            bound.set_result,
+        )
+    )
+    _stop_on_signals(stop, serving)
+    first: tuple[asyncio.Future[Any], ...] = (serving, bound)
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    others: list[asyncio.Task[None]] = []
+    if bound.done():
+        announcing = asyncio.create_task(_announce(context, bound.result(), worker))
+        others = [asyncio.create_task(worker.run(stop_worker))] if worker else []
+        await asyncio.wait({serving, *others}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()  # the worker gave up, or the control plane has ended anyway
+        await asyncio.wait({serving})
+        announcing.cancel()
+        stop_worker.set()
+        for task in others:
+            await task
+    if serving.cancelled():
+        logger.warning("stopped_without_draining")
+        return 1
+    serving.result()
+    return 0
+
+
+def _stop_on_signals(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    """Let the first SIGTERM or SIGINT begin the drain, and a second one end it."""
+
+    def handle(number: signal.Signals) -> None:
+        logger.info("signal_received", extra={"signal": number.name})
+        if stop.is_set():
+            serving.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, handle, number)
+
+
+async def _announce(context: Context, port: int, worker: WorkerProcess | None) -> None:
+    """Say on stdout when requests are taken, each time that becomes true."""
+    server = replace(context.section(ServerConfig), port=port)
+    with contextlib.suppress(ServingError):  # the server has ended
+        async with Client(local_address(server)) as client:
+            async for is_ready in client.readiness():
+                if not is_ready:
+                    continue
+                if worker is not None:
+                    worker.note_served()
+                models = ", ".join(await client.models())
+                metrics = f", metrics at {context.metrics_url}" if context.metrics_url else ""
+                sys.stdout.write(f"Ready: {models} at {local_address(server)}{metrics}\n")
+                sys.stdout.flush()

@@ -1,0 +1,227 @@
+"""generate, chat and status against a small server that speaks the public protos."""
+
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from control_plane.cli.main import main
+from plugins.errors import FieldViolation, InvalidRequest
+from protos.admin.v1 import admin_pb2, admin_pb2_grpc
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import inference_pb2, inference_pb2_grpc
+from protos.status import to_status
+
+Context = Any  # grpc.ServicerContext has no type arguments that fit both stub packages
+
+
+class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
+    """Answers "one two three" to everything, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[inference_pb2.GenerateRequest] = []
+        self.refusal: InvalidRequest | None = None
+
+    def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> Iterator[inference_pb2.GenerateResponse]:
+        self.requests.append(request)
+        if self.refusal is not None:
+            context.abort_with_status(rpc_status.to_status(to_status(self.refusal)))
+        yield inference_pb2.GenerateResponse(request_id="r1", token_ids=[1], text="one ")
+        yield inference_pb2.GenerateResponse(token_ids=[2], text="two ")
+        yield inference_pb2.GenerateResponse(
+            token_ids=[3],
+            text="three",
+            finish_reason=common_pb2.FINISH_REASON_STOP,
+            usage=inference_pb2.Usage(prompt_tokens=5, output_tokens=3),
+        )
+
+
+class ScriptedAdmin(admin_pb2_grpc.AdminServiceServicer):
+    """One busy server with one worker."""
+
+    def GetServerInfo(
+        self, request: admin_pb2.GetServerInfoRequest, context: Context
+    ) -> admin_pb2.GetServerInfoResponse:
+        return admin_pb2.GetServerInfoResponse(
+            version="0.1.0", uptime_s=12.0, intake=admin_pb2.INTAKE_OPEN, num_running=2, num_waiting=1, max_waiting=1024
+        )
+
+    def ListWorkers(self, request: admin_pb2.ListWorkersRequest, context: Context) -> admin_pb2.ListWorkersResponse:
+        model = common_pb2.ModelInfo(name="tiny", dtype="float32", num_parameters=1000, max_model_len=64)
+        worker = admin_pb2.Worker(
+            worker_id="127.0.0.1:50061",
+            link=admin_pb2.LINK_LIVE,
+            model=model,
+            num_blocks=8,
+            num_free_blocks=5,
+            block_size=16,
+            kv_cache_dtype="float32",
+            kv_bytes=2 * 1024 * 1024,
+            load_s=0.5,
+        )
+        return admin_pb2.ListWorkersResponse(workers=[worker])
+
+
+class Ready(health_pb2_grpc.HealthServicer):
+    """Always ready."""
+
+    def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+class ScriptedServer:
+    """The three services on a port of their own."""
+
+    def __init__(self) -> None:
+        self.inference = ScriptedInference()  # type: ignore[abstract]  # only Generate is called
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(ScriptedAdmin(), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(Ready(), self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    started = ScriptedServer()
+    yield started
+    started.stop()
+
+
+def test_generate_prints_the_text_and_a_line_break(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["generate", "count", "--address", server.address])
+
+    assert code == 0
+    assert capsys.readouterr().out == "one two three\n"
+    assert server.inference.requests[0].text == "count"
+
+
+def test_generate_passes_sampling_on_and_leaves_the_rest_to_the_server(server: ScriptedServer) -> None:
+    main(
+        ["generate", "count", "--address", server.address, "--max-tokens", "7", "--temperature", "0", "--top-p", "0.5"]
+        + ["--top-k", "3", "--min-p", "0.25", "--seed", "11", "--ignore-eos", "--model", "tiny"]
+    )
+
+    request = server.inference.requests[0]
+    assert request.model == "tiny"
+    assert request.sampling == common_pb2.SamplingParams(
+        max_tokens=7, temperature=0, top_k=3, top_p=0.5, min_p=0.25, seed=11, ignore_eos=True
+    )
+
+
+def test_generate_without_sampling_flags_sets_no_sampling_field(server: ScriptedServer) -> None:
+    main(["generate", "count", "--address", server.address])
+
+    assert server.inference.requests[0].sampling == common_pb2.SamplingParams()
+
+
+def test_generate_chat_sends_a_message(server: ScriptedServer) -> None:
+    main(["generate", "--chat", "hello", "--address", server.address])
+
+    messages = server.inference.requests[0].chat.messages
+    assert [(message.role, message.content) for message in messages] == [("user", "hello")]
+
+
+def test_generate_reads_its_prompt_from_standard_input(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a file\nof two lines"))
+
+    main(["generate", "--address", server.address])
+
+    assert server.inference.requests[0].text == "from a file\nof two lines"
+
+
+def test_generate_json_tells_everything_at_once(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["generate", "count", "--json", "--address", server.address])
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.pop("first_token_s") <= answer.pop("total_s")
+    assert answer == {
+        "text": "one two three",
+        "token_ids": [1, 2, 3],
+        "finish_reason": "stop",
+        "prompt_tokens": 5,
+        "output_tokens": 3,
+        "cached_tokens": 0,
+    }
+
+
+def test_a_refusal_is_one_line_with_every_field_and_exit_code_1(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.inference.refusal = InvalidRequest(
+        [
+            FieldViolation("sampling.top_p", "OUT_OF_RANGE", "must be in (0, 1], is 3"),
+            FieldViolation("sampling.max_tokens", "OUT_OF_RANGE", "must be at least 1, is 0"),
+        ]
+    )
+
+    code = main(["generate", "count", "--top-p", "3", "--max-tokens", "0", "--address", server.address])
+
+    assert code == 1
+    assert capsys.readouterr().err == (
+        "dihedral: sampling.top_p: must be in (0, 1], is 3; sampling.max_tokens: must be at least 1, is 0\n"
+    )
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["status"]])
+def test_an_absent_server_is_told_with_the_remedy(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([*command, "--address", "127.0.0.1:1"])
+
+    assert code == 1
+    assert capsys.readouterr().err == ("dihedral: no server answers at 127.0.0.1:1; start one with `dihedral serve`\n")
+
+
+def test_the_address_comes_from_the_configuration_if_no_flag_names_it(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIHEDRAL_SERVER__HOST", "0.0.0.0")
+    monkeypatch.setenv("DIHEDRAL_SERVER__PORT", server.address.partition(":")[2])
+
+    assert main(["generate", "count"]) == 0
+
+
+def test_chat_keeps_the_conversation(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\n\nsecond\n"))
+
+    code = main(["chat", "--system", "be brief", "--address", server.address])
+
+    assert code == 0
+    assert capsys.readouterr().out == "one two three\none two three\n"
+    messages = server.inference.requests[1].chat.messages
+    assert [(message.role, message.content) for message in messages] == [
+        ("system", "be brief"),
+        ("user", "first"),
+        ("assistant", "one two three"),
+        ("user", "second"),
+    ]
+
+
+def test_status_shows_the_server_and_its_workers(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["status", "--address", server.address])
+
+    words = capsys.readouterr().out.split()
+    assert code == 0
+    assert {"serving", "open", "127.0.0.1:50061", "live", "tiny", "float32"} <= set(words)
+
+
+def test_status_json_has_numbers(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["status", "--json", "--address", server.address])
+
+    status = json.loads(capsys.readouterr().out)
+    assert (status["readiness"], status["intake"], status["num_running"]) == ("serving", "open", 2)
+    assert status["workers"][0]["free_blocks"] == 5
+    assert status["workers"][0]["kv_mib"] == 2.0
