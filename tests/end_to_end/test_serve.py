@@ -1,0 +1,211 @@
+"""`dihedral serve` from outside: it answers, ends without a trace, and outlives its worker."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import aclosing
+
+import pytest
+
+from control_plane.cli.client import Client
+from control_plane.cli.demo import scrape, totals
+from control_plane.cli.options import Sampling
+from plugins.errors import Code, ServingError
+from tests.end_to_end.processes import FREE_PORTS, TINY, dihedral, ended, run, watch
+
+SERVE = ("serve", *TINY, *FREE_PORTS)
+TORCH_FREE = (sys.executable, "-m", "tests.architecture.torch_free", "control_plane.cli:main")
+LONG = Sampling(max_tokens=2000, ignore_eos=True, temperature=0)
+SHORT = Sampling(max_tokens=300, ignore_eos=True, temperature=0)
+
+
+async def test_serve_answers_generate_status_and_scrapes_and_ends_without_a_trace() -> None:
+    async with dihedral(*SERVE) as server:
+        await server.ready()
+        worker = watch(server.worker_pid())
+
+        code, out, err = await run(
+            "generate", "Hello", "--address", server.address, "--max-tokens=5", "--ignore-eos", "--json"
+        )
+        status = json.loads((await run("status", "--json", "--address", server.address))[1])
+        counted = totals(await asyncio.to_thread(scrape, server.metrics_url))
+        server.process.send_signal(signal.SIGTERM)
+
+        assert (code, err) == (0, "")
+        answer = json.loads(out)
+        assert (answer["output_tokens"], answer["finish_reason"]) == (5, "length")
+        assert status["readiness"] == "serving"
+        assert status["workers"][0]["free_blocks"] == status["workers"][0]["num_blocks"]
+        assert counted["dihedral_output_tokens_total"] == 5
+        assert await server.process.wait() == 0
+        await ended(worker)
+
+
+async def test_the_first_signal_lets_running_streams_end() -> None:
+    async with dihedral(*SERVE) as server:
+        await server.ready()
+        async with Client(server.address) as client, aclosing(client.generate("Hello", SHORT)) as deltas:
+            await anext(deltas)
+
+            server.process.send_signal(signal.SIGINT)
+            rest = [delta async for delta in deltas]
+
+        last = rest[-1].completion
+        assert last is not None
+        assert (last.output_tokens, last.finish_reason) == (300, "length")
+        assert await server.process.wait() == 0
+
+
+async def test_the_second_signal_ends_them() -> None:
+    async with dihedral(*SERVE) as server:
+        await server.ready()
+        worker = watch(server.worker_pid())
+        async with Client(server.address) as client, aclosing(client.generate("Hello", LONG)) as deltas:
+            await anext(deltas)
+
+            server.process.send_signal(signal.SIGTERM)
+            await server.logged("signal_received")
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(ServingError) as caught:
+                while True:
+                    await anext(deltas)
+
+        assert caught.value.code in (Code.UNAVAILABLE, Code.CANCELLED)
+        assert await server.process.wait() == 1
+        await ended(worker)
+
+
+async def test_prompts_probes_and_scrapes_are_logged_at_no_level() -> None:
+    async with dihedral(*SERVE, "--log.level=debug") as server:
+        await server.ready()
+
+        await run("generate", "xyzzy plugh", "--address", server.address, "--max-tokens=5", "--ignore-eos")
+        await run("status", "--address", server.address)
+        await asyncio.to_thread(scrape, server.metrics_url)
+        server.process.send_signal(signal.SIGTERM)
+        await server.process.wait()
+
+    log = "\n".join(server.log)
+    assert "config_resolved" in log
+    assert "xyzzy" not in log
+    assert "Health" not in log
+    assert "GET" not in log
+
+
+async def test_killing_serve_leaves_no_process_behind() -> None:
+    async with dihedral(*SERVE) as server:
+        await server.ready()
+        worker = watch(server.worker_pid())
+
+        server.process.kill()
+
+        await ended(worker)
+
+
+async def test_killing_the_worker_ends_its_streams_at_once_and_serving_resumes_by_itself() -> None:
+    async with dihedral(*SERVE) as server:
+        await server.ready()
+        first_worker = server.worker_pid()
+        async with Client(server.address) as client, aclosing(client.readiness()) as readiness:
+            assert await anext(readiness) is True
+            started = asyncio.Barrier(5)
+            streams = [asyncio.create_task(read_until_it_breaks(client, started)) for _ in range(4)]
+            await started.wait()
+
+            os.kill(first_worker, signal.SIGKILL)
+            async with asyncio.timeout(2):  # the promise to clients
+                errors = await asyncio.gather(*streams)
+
+            assert {error.code for error in errors} == {Code.UNAVAILABLE}
+            assert await anext(readiness) is False
+            assert await anext(readiness) is True
+            assert server.worker_pid() != first_worker
+            code, out, _ = await run("generate", "Hello", "--address", server.address, "--max-tokens=3", "--ignore-eos")
+            assert (code, bool(out.strip())) == (0, True)
+
+
+async def read_until_it_breaks(client: Client, started: asyncio.Barrier) -> ServingError:
+    """Read a long stream, tell after its first piece that it runs, and return the error that ends it."""
+    is_first = True
+    try:
+        async with aclosing(client.generate("Hello", LONG)) as deltas:
+            async for _ in deltas:
+                if is_first:
+                    is_first = False
+                    await started.wait()
+    except ServingError as error:
+        return error
+    raise AssertionError("the stream ended as if nothing had happened")
+
+
+async def test_the_control_plane_serves_without_torch_with_a_worker_in_another_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    async with (
+        dihedral("worker", *TINY, f"--port={port}", "--metrics.port=0"),
+        dihedral("control-plane", f"--workers.address=127.0.0.1:{port}", *FREE_PORTS, program=TORCH_FREE) as server,
+    ):
+        await server.ready()
+        code, out, _ = await run(
+            "generate", "Hello", "--address", server.address, "--max-tokens=4", "--ignore-eos", "--json"
+        )
+
+    assert code == 0
+    assert json.loads(out)["output_tokens"] == 4
+
+
+async def test_a_control_plane_without_a_worker_says_so() -> None:
+    async with dihedral("control-plane", "--workers.address=127.0.0.1:1", *FREE_PORTS) as server:
+        port = (await server.logged("server_started"))["port"]
+
+        code, _, err = await run("generate", "Hello", "--address", f"127.0.0.1:{port}")
+
+    assert code == 1
+    assert err.startswith("dihedral: no model is loaded yet")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("serve", "/nowhere/model.gguf", *FREE_PORTS), "/nowhere/model.gguf"),
+        (("serve", "--load-format=nonsense", *FREE_PORTS), "nonsense"),
+    ],
+)
+async def test_a_worker_that_cannot_start_stops_serve_with_its_message(words: tuple[str, ...], message: str) -> None:
+    async with dihedral(*words) as server:
+        code = await server.process.wait()
+
+    complaints = [line for line in server.log if line.startswith("dihedral: ")]
+    assert code == 1
+    assert message in complaints[0]
+    assert complaints[1] == "dihedral: the worker refused its configuration; its message is above"
+
+
+async def test_the_demo_shows_three_chats_and_that_they_were_counted() -> None:
+    demo = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "control_plane.cli.demo", *TINY, stdout=asyncio.subprocess.PIPE
+    )
+
+    out, _ = await demo.communicate()
+
+    lines = out.decode().splitlines()
+    assert demo.returncode == 0
+    assert [line[:5] for line in lines if line[3:5] == " >"] == ["[1] >", "[2] >", "[3] >"]
+    assert "  dihedral_requests_total 3 (as streamed)" in lines
+    assert lines[-1] == "Both processes stopped (exit code 0)."
+
+
+async def test_a_port_in_use_stops_serve_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        async with dihedral("serve", *TINY, f"--port={port}", "--metrics.port=0") as server:
+            code = await server.process.wait()
+
+    assert code == 2
+    assert server.log[-1].startswith(f"dihedral: cannot listen on 127.0.0.1:{port}: the port is in use")
+    assert not [line for line in server.log if "worker_started" in line]
