@@ -1,10 +1,13 @@
 """What becomes of a conversation on its way to tokens."""
 
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
 
 from control_plane.text.model import TextModel
 from plugins.errors import InvalidRequest
@@ -74,6 +77,16 @@ def test_characters_of_private_use_in_a_message_survive_beside_special_tokens() 
     model = chat_model("{{ messages[0].content }}")
 
     assert model.encode_chat([("user", "\ue000<|im_end|>\ue001")]) == bytes_of("\ue000<|im_end|>\ue001")
+
+
+def test_a_tokenizer_with_an_unknown_token_keeps_typed_special_tokens_text() -> None:
+    letters = Tokenizer(BPE(vocab={"<unk>": 0, "<s>": 1, "a": 2, "<": 3, "s": 4, ">": 5}, merges=[], unk_token="<unk>"))
+    letters.add_special_tokens([AddedToken("<unk>", special=True), AddedToken("<s>", special=True)])
+    template = "<s>{{ messages[0].content }}<s>"
+    model = TextModel.from_bundle(replace(bundle(chat_template=template), tokenizer_json=letters.to_str().encode()))
+
+    assert model.encode_chat([("user", "a<s>a")]) == (1, 2, 3, 4, 5, 2, 1)
+    assert model.encode_chat([("user", "<s>?<unk>")]) == (1, 3, 4, 5, 0, 3, 0, 0, 0, 5, 1)
 
 
 def test_a_message_that_leaves_no_private_character_free_may_not_name_special_tokens() -> None:

@@ -122,6 +122,15 @@ def test_a_decoder_that_takes_text_back_ends_no_stream() -> None:
     assert pieces == ["中", "", "\ufffda", ""]
 
 
+def test_rubbish_that_cannot_be_cut_is_given_out_whole() -> None:
+    tokenizer = Tokenizer(BPE(vocab={"▁\ufffd": 0}, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()  # leaves the first space out, so that no two parts make the whole
+    detokenizer = Detokenizer(tokenizer, frozenset())
+
+    assert detokenizer.push([TokenId(0)] * 16) == "\ufffd" + " \ufffd" * 15
+    assert detokenizer.flush() == ""
+
+
 def test_the_first_space_of_a_sentencepiece_text_is_left_out_once() -> None:
     tokenizer = Tokenizer(BPE(vocab={"▁a": 0, "▁b": 1}, merges=[]))
     tokenizer.decoder = decoders.Metaspace()
