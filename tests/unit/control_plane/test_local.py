@@ -1,6 +1,7 @@
 """The engine in process, with the tiny random model of the worker's own loader."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,7 +25,7 @@ def make_engine(max_waiting: int = 64, **worker: object) -> LocalEngine:
 
 
 def test_prompts_completed_together_say_what_they_say_alone() -> None:
-    prompts = ["hello", "a longer prompt than the first", [1, 2, 3], "x"]
+    prompts: list[str | Sequence[int]] = ["hello", "a longer prompt than the first", [1, 2, 3], "x"]
     with make_engine() as engine:
         alone = [engine.generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
 
