@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -126,7 +126,7 @@ class Worker:
     def submit(self, plan: StepPlan) -> None:
         self._commands.put(_Submitted(plan, self._clock_ns()))
 
-    async def results(self) -> AsyncIterator[StepResult]:
+    async def results(self) -> AsyncGenerator[StepResult, None]:
         """Yield the results of the last `open`, until it is opened again or closed.
 
         Raises: PlanOutOfOrder: a gap in seq. Anything else that the device thread met is raised as it was. After

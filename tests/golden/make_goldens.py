@@ -6,6 +6,7 @@ ever come closer than MIN_GAP is refused: two correct programs could disagree ab
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,10 +33,10 @@ PROMPTS = (
 
 
 @torch.inference_mode()
-def generate(model: LlamaForCausalLM, prompt: list[int]) -> tuple[list[int], float]:
+def generate(model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], float]:
     """Return the output, end-of-sequence tokens ignored, and the smallest gap between best and second-best logit."""
     token_ids, smallest_gap = list(prompt), float("inf")
-    for _ in range(NUM_TOKENS):
+    for _ in range(num_tokens):
         logits = model(torch.tensor([token_ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
         best, second = logits.topk(2).values.tolist()
         smallest_gap = min(smallest_gap, best - second)
@@ -51,7 +52,7 @@ def main() -> int:
     goldens = []
     for text in PROMPTS:
         prompt = tokenizer.encode(text).ids
-        output, gap = generate(model, prompt)
+        output, gap = generate(model, prompt, NUM_TOKENS)
         if gap < MIN_GAP:
             sys.stderr.write(f"refused: {text!r} has a gap of {gap:.6f}, below {MIN_GAP}\n")
             return 1
