@@ -110,7 +110,8 @@ class MetricsServer:
                 f"metrics cannot be served at {config.host}:{port} ({error.strerror or error}); choose another "
                 "metrics.port (0 takes any free one) or metrics.host, or set metrics.enabled to false"
             ) from error
-        self.url = f"http://{config.host}:{self._server.server_port}/metrics"
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
         """Stop serving. Idempotent."""

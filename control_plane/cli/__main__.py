@@ -2,7 +2,7 @@
 
 import sys
 
-from control_plane.cli.main import main
+from control_plane.cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,6 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from control_plane.api.config import ServerConfig
 from control_plane.cli.options import Sampling
 from control_plane.cli.results import Completion, ServerStatus, WorkerStatus
 from plugins.errors import Code, ServingError
@@ -159,10 +158,10 @@ class Client:
         return translated
 
 
-def local_address(server: ServerConfig) -> str:
-    """Return where a server with this configuration listens, as a client on its machine calls it."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
-    return f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
+def local_address(host: str, port: int) -> str:
+    """Return how a process of this machine calls what listens on this host and port."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _sampling(sampling: Sampling) -> common_pb2.SamplingParams:

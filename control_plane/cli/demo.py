@@ -9,8 +9,8 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 
-from control_plane.cli.client import Client
-from control_plane.cli.options import Sampling
+from control_plane.cli.generate import complete
+from control_plane.cli.options import Connection, Sampling
 from control_plane.cli.render import table
 from control_plane.cli.results import Completion
 from plugins.errors import InvariantBroken, ServingError
@@ -156,11 +156,16 @@ async def start_server(console: Console, arguments: Sequence[str]) -> Server:
     raise ServingError(f"the server ended before it could serve (exit code {await process.wait()}); see above")
 
 
-async def stream_all(address: str, screen: Screen) -> tuple[Completion, ...]:
+async def stream_all(address: str, screen: Screen) -> list[Completion]:
     """Ask all prompts at once and show the answers as they come."""
+    connection = Connection(address=address)
     try:
-        async with Client(address) as client:
-            return tuple(await asyncio.gather(*(_stream(client, index, screen) for index in range(len(PROMPTS)))))
+        return await asyncio.gather(
+            *(
+                complete([("user", prompt)], connection, SAMPLING, partial(screen.write, index))
+                for index, prompt in enumerate(PROMPTS)
+            )
+        )
     finally:
         screen.close()
 
@@ -230,15 +235,6 @@ def children(pid: int) -> list[int]:
 def still_running(pids: Sequence[int]) -> list[int]:
     """Return those of some processes that have not ended."""
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-async def _stream(client: Client, index: int, screen: Screen) -> Completion:
-    async with aclosing(client.generate([("user", PROMPTS[index])], SAMPLING)) as deltas:
-        async for delta in deltas:
-            screen.write(index, delta.text)
-            if delta.completion is not None:
-                return delta.completion
-    raise InvariantBroken("the stream of a completion ended without its final message")
 
 
 def _row(prompt: str, completion: Completion) -> Row:

@@ -7,6 +7,9 @@ from cyclopts import Group, Parameter
 
 CONNECTION = Group("Connection", sort_key=2)
 SAMPLING = Group("Sampling", sort_key=1)
+Address = Annotated[
+    str, Parameter(group=CONNECTION, help="host:port of the server [server.host and server.port]", show_default=False)
+]
 
 
 @Parameter(name="*", group=CONNECTION)
@@ -14,7 +17,7 @@ SAMPLING = Group("Sampling", sort_key=1)
 class Connection:
     """Which server and model to ask."""
 
-    address: Annotated[str, Parameter(help="host:port [server.host and server.port]", show_default=False)] = ""
+    address: Address = ""
     model: Annotated[str, Parameter(help="name of a model [the only one served]", show_default=False)] = ""
     timeout: Annotated[float | None, Parameter(help="seconds that one answer may take [the server's limit]")] = None
 

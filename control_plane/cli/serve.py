@@ -24,12 +24,11 @@ from control_plane.config import Config
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.telemetry import MetricsConfig
 from control_plane.workers.config import WorkersConfig
-from plugins.errors import ServingError
+from plugins.errors import InvalidConfig, ServingError
 
 logger = logging.getLogger(__name__)
 
 WORKER_SECTIONS = ("worker", "log", "metrics")  # what the child reads
-LOOPBACK = "127.0.0.1"
 GRACE_S = 5.0  # how long the worker may take to end, after the control plane has drained
 
 
@@ -42,17 +41,20 @@ def serve(context: Context) -> int:
     """Serve with a worker of our own, until SIGTERM or SIGINT. Returns the exit code.
 
     Raises: WorkerGaveUp: the worker cannot be started as it is configured.
+        InvalidConfig: a flag names another worker.
     """
-    port = worker_port(context.invocation.config)
+    if "workers.address" in context.invocation.flags:
+        raise InvalidConfig("workers.address: serve starts a worker of its own; use control-plane with one elsewhere")
+    host, port = worker_place(context.invocation.config)
     worker = WorkerProcess(worker_command(context.invocation, port), os.environ, GRACE_S)
-    workers = replace(context.section(WorkersConfig), address=f"{LOOPBACK}:{port}")
+    workers = replace(context.section(WorkersConfig), address=local_address(host, port))
     return asyncio.run(_run(context, workers, worker))
 
 
 def worker_command(invocation: Invocation, port: int) -> list[str]:
     """Return the command of our worker: the same flags, file and environment, and ports of its own."""
     values = {key: value for key, value in invocation.flags.items() if key.partition(".")[0] in WORKER_SECTIONS}
-    values |= {"worker.host": LOOPBACK, "worker.port": port}
+    values["worker.port"] = port
     metrics_port = invocation.config.section(MetricsConfig).port
     if metrics_port is not None:
         values["metrics.port"] = metrics_port + 1 if 0 < metrics_port < 65535 else 0
@@ -61,14 +63,15 @@ def worker_command(invocation: Invocation, port: int) -> list[str]:
     return [sys.executable, "-P", "-m", "control_plane.cli", "worker", *to_arguments(values), *file]
 
 
-def worker_port(config: Config) -> int:
-    """Return the port that the configuration gives the worker, or one that is free now if nobody chose one."""
-    chosen = config.resolved(["worker"])["worker"]["port"]
-    if config.origin("worker.port") is not None and isinstance(chosen, int) and chosen > 0:
-        return chosen
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
+def worker_place(config: Config) -> tuple[str, int]:
+    """Return where our worker listens: its host, and the port that was chosen, or else one that is free now."""
+    worker = config.resolved(["worker"])["worker"]
+    host, port = str(worker["host"]), worker["port"]
+    if config.origin("worker.port") is not None and isinstance(port, int) and port > 0:
+        return host, port
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        chosen: int = free.getsockname()[1]
+    return host, chosen
 
 
 async def _run(context: Context, workers: WorkersConfig, worker: WorkerProcess | None) -> int:
@@ -122,9 +125,9 @@ def _stop_on_signals(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
 
 async def _announce(context: Context, port: int, worker: WorkerProcess | None) -> None:
     """Say on stdout when requests are taken, each time that becomes true."""
-    server = replace(context.section(ServerConfig), port=port)
+    address = local_address(context.section(ServerConfig).host, port)
     with contextlib.suppress(ServingError):  # the server has ended
-        async with Client(local_address(server)) as client:
+        async with Client(address) as client:
             async for is_ready in client.readiness():
                 if not is_ready:
                     continue
@@ -132,5 +135,5 @@ async def _announce(context: Context, port: int, worker: WorkerProcess | None) -
                     worker.note_served()
                 models = ", ".join(await client.models())
                 metrics = f", metrics at {context.metrics_url}" if context.metrics_url else ""
-                sys.stdout.write(f"Ready: {models} at {local_address(server)}{metrics}\n")
+                sys.stdout.write(f"Ready: {models} at {address}{metrics}\n")
                 sys.stdout.flush()

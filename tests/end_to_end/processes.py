@@ -9,7 +9,8 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+
+from control_plane.cli.demo import children
 
 DIHEDRAL = (sys.executable, "-P", "-m", "control_plane.cli")
 READY = re.compile(r"^Ready: (?P<model>\S+) at (?P<address>\S+), metrics at (?P<metrics>\S+)$")
@@ -94,19 +95,6 @@ async def run(*words: str) -> tuple[int, str, str]:
     )
     out, err = await process.communicate()
     return process.returncode or 0, out.decode(), err.decode()
-
-
-def children(pid: int) -> list[int]:
-    """The processes that this one started and that still run."""
-    found: list[int] = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        if int(fields[1]) == pid:
-            found.append(int(stat.parent.name))
-    return found
 
 
 def watch(pid: int) -> int:

@@ -158,6 +158,15 @@ async def test_the_control_plane_serves_without_torch_with_a_worker_in_another_p
     assert json.loads(out)["output_tokens"] == 4
 
 
+async def test_a_worker_without_torch_is_refused_with_the_remedy() -> None:
+    async with dihedral("worker", *TINY, *FREE_PORTS, program=TORCH_FREE) as worker:
+        code = await worker.process.wait()
+
+    assert code == 2
+    assert worker.log[-1].startswith("dihedral: command 'worker' (gpu_worker.cli:main of dihedral) cannot be loaded: ")
+    assert worker.log[-1].endswith("install what it needs, such as pip install 'dihedral[worker]'")
+
+
 async def test_a_control_plane_without_a_worker_says_so() -> None:
     async with dihedral("control-plane", "--workers.address=127.0.0.1:1", *FREE_PORTS) as server:
         port = (await server.logged("server_started"))["port"]

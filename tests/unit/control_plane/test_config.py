@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,25 @@ def test_the_sections_of_both_planes_are_found() -> None:
     assert sections["worker"] is WorkerConfig
     assert sections["log"] is LogConfig
     assert sections["metrics"] is MetricsConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("log", "gpu_worker.config:WorkerConfig", "section 'log' of an unknown distribution exists already"),
+        ("kennel", "no_such_package:Config", "section 'kennel' (no_such_package:Config) of an unknown distribution"),
+    ],
+)
+def test_a_section_that_cannot_be_added_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    entry = EntryPoint(name, value, "dihedral.config_sections")
+    monkeypatch.setattr("control_plane.config.entry_points", lambda group: [entry])
+
+    with pytest.raises(InvalidConfig) as caught:
+        find_sections()
+
+    assert str(caught.value).startswith(message)
 
 
 def test_resolved_values_are_listed_by_section() -> None:

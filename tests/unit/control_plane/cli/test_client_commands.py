@@ -1,7 +1,11 @@
 """generate, chat and status against a small server that speaks the public protos."""
 
+import asyncio
 import io
 import json
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +15,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from control_plane.cli.main import main
+from control_plane.cli.commands import main
+from control_plane.cli.generate import chat
+from control_plane.cli.options import Connection, Sampling
 from plugins.errors import FieldViolation, InvalidRequest
 from protos.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.common.v1 import common_pb2
@@ -27,6 +33,8 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.refusal: InvalidRequest | None = None
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
 
     def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -35,6 +43,7 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
         if self.refusal is not None:
             context.abort_with_status(rpc_status.to_status(to_status(self.refusal)))
         yield inference_pb2.GenerateResponse(request_id="r1", token_ids=[1], text="one ")
+        self.may_go_on.wait()
         yield inference_pb2.GenerateResponse(token_ids=[2], text="two ")
         yield inference_pb2.GenerateResponse(
             token_ids=[3],
@@ -208,6 +217,64 @@ def test_chat_keeps_the_conversation(
         ("assistant", "one two three"),
         ("user", "second"),
     ]
+
+
+async def test_ctrl_c_stops_an_answer_and_not_the_conversation(server: ScriptedServer) -> None:
+    server.inference.may_go_on.clear()
+    chat = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "control_plane.cli", "chat", "--address", server.address),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    chat.stdin.write(b"first\n")
+    assert await chat.stdout.readexactly(4) == b"one "
+
+    chat.send_signal(signal.SIGINT)
+    assert await chat.stdout.readexactly(1) == b"\n"
+    server.inference.may_go_on.set()
+    out, _ = await chat.communicate(b"second\n")
+
+    assert (chat.returncode, out) == (0, b"one two three\n")
+    messages = server.inference.requests[1].chat.messages
+    assert [(message.role, message.content) for message in messages] == [
+        ("user", "first"),
+        ("assistant", "one "),
+        ("user", "second"),
+    ]
+
+
+def test_at_a_terminal_an_error_ends_one_answer_and_not_the_conversation(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def lines() -> Iterator[str]:
+        server.inference.refusal = InvalidRequest([FieldViolation("chat", "TOO_LONG", "is too long")])
+        yield "first"
+        server.inference.refusal = None
+        yield "second"
+
+    script = lines()
+    monkeypatch.setattr("builtins.input", lambda invitation: next_or_end(script))
+    out, log = io.StringIO(), io.StringIO()
+
+    chat("", Connection(address=server.address), Sampling(), Terminal(), out, log)
+
+    assert log.getvalue() == "dihedral: chat: is too long\n"
+    assert out.getvalue() == "one two three\n"
+    assert [message.content for message in server.inference.requests[1].chat.messages] == ["second"]
+
+
+def next_or_end(script: Iterator[str]) -> str:
+    """The next line, or what `input` raises at the end."""
+    try:
+        return next(script)
+    except StopIteration:
+        raise EOFError from None
 
 
 def test_status_shows_the_server_and_its_workers(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:

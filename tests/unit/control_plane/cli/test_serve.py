@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.api.config import ServerConfig
 from control_plane.cli.client import local_address
-from control_plane.cli.launch import Invocation
-from control_plane.cli.serve import worker_command, worker_port
+from control_plane.cli.launch import Context, Invocation
+from control_plane.cli.serve import serve, worker_command, worker_place
 from control_plane.config import Source, find_sections, load_config
+from control_plane.telemetry import PrometheusMetrics
+from plugins.errors import InvalidConfig
 
 
 def invocation(flags: dict[str, object], file: Path | None = None) -> Invocation:
@@ -24,7 +25,7 @@ def test_the_worker_gets_the_flags_that_it_reads_and_an_address_of_its_own() -> 
     )
 
     assert command[:5] == [sys.executable, "-P", "-m", "control_plane.cli", "worker"]
-    assert command[5:] == ["--worker.model=m", "--log.level=debug", "--worker.host=127.0.0.1", "--worker.port=50099"]
+    assert command[5:] == ["--worker.model=m", "--log.level=debug", "--worker.port=50099"]
 
 
 def test_the_worker_reads_the_same_file(tmp_path: Path) -> None:
@@ -45,19 +46,29 @@ def test_the_metrics_ports_of_both_planes_differ_by_default() -> None:
     assert not [word for word in worker_command(invocation({}), 50099) if word.startswith("--metrics.port")]
 
 
-def test_a_port_that_was_chosen_is_kept() -> None:
-    assert worker_port(invocation({"worker.port": 50123}).config) == 50123
+def test_a_place_that_was_chosen_is_kept() -> None:
+    config = invocation({"worker.host": "127.0.0.2", "worker.port": 50123}).config
+
+    assert worker_place(config) == ("127.0.0.2", 50123)
 
 
 def test_else_the_worker_gets_a_port_that_is_free() -> None:
-    port = worker_port(invocation({}).config)
+    host, port = worker_place(invocation({}).config)
 
-    socket.create_server(("127.0.0.1", port)).close()
+    assert host == "127.0.0.1"
+    socket.create_server((host, port)).close()
+
+
+def test_an_address_of_another_worker_is_refused() -> None:
+    context = Context(invocation({"workers.address": "10.0.0.1:5"}), PrometheusMetrics("control_plane"), None)
+
+    with pytest.raises(InvalidConfig, match="serve starts a worker of its own; use control-plane with one elsewhere"):
+        serve(context)
 
 
 @pytest.mark.parametrize(
     ("host", "address"),
     [("0.0.0.0", "127.0.0.1:5"), ("::", "[::1]:5"), ("10.1.2.3", "10.1.2.3:5")],
 )
-def test_a_server_on_every_interface_is_reached_over_loopback(host: str, address: str) -> None:
-    assert local_address(ServerConfig(host=host, port=5)) == address
+def test_what_listens_on_every_interface_is_reached_over_loopback(host: str, address: str) -> None:
+    assert local_address(host, 5) == address

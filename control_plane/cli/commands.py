@@ -15,7 +15,7 @@ from inspect import Signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
 from rich.console import Console
 
 from control_plane.api.config import ServerConfig
@@ -23,7 +23,7 @@ from control_plane.cli.client import Client, local_address
 from control_plane.cli.flags import Flag, canonical, make_flags, signature
 from control_plane.cli.generate import chat, generate
 from control_plane.cli.launch import Context, Invocation, launch
-from control_plane.cli.options import Connection, Sampling
+from control_plane.cli.options import Address, Connection, Sampling
 from control_plane.cli.render import render
 from control_plane.cli.results import ServerStatus
 from control_plane.config import CONTROL_PLANE_SECTIONS, Source, find_sections, load_config
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(words, os.environ)
     except CycloptsError as error:
-        command = f"dihedral {words[0]}" if words and not words[0].startswith("-") else "dihedral"
+        command = "dihedral" if isinstance(error, UnknownCommandError) else f"dihedral {words[0]}"
         return _fail(f"{' '.join(str(error).split())} See `{command} --help`.", 2)
     except InvalidConfig as error:
         return _fail(str(error), 2)
@@ -190,9 +190,10 @@ def _load_entry(entry: EntryPoint) -> Callable[[Context], int]:
         loaded: Callable[[Context], int] = entry.load()
     except ImportError as error:
         owner = entry.dist.name if entry.dist else "an unknown distribution"
+        remedy = f", such as pip install '{owner}[{entry.name}]'" if entry.dist else ""
         raise InvalidConfig(
             f"command {entry.name!r} ({entry.value} of {owner}) cannot be loaded: {error}; "
-            f"install what it needs, such as pip install '{owner}[{entry.name}]'"
+            f"install what it needs{remedy}"
         ) from error
     return loaded
 
@@ -201,9 +202,12 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
     """Add the commands that ask a running server. They read the configuration for its address alone."""
     as_json = Parameter(name="--json", group=GENERAL, help="print JSON", show_default=False)
 
+    def default_address() -> str:
+        server = load_config(find_sections(), Source({}, "", str), environ, None).section(ServerConfig)
+        return local_address(server.host, server.port)
+
     def connect(connection: Connection) -> Connection:
-        config = load_config(find_sections(), Source({}, "", str), environ, None)
-        return replace(connection, address=connection.address or local_address(config.section(ServerConfig)))
+        return replace(connection, address=connection.address or default_address())
 
     @app.command(name="generate", sort_key=100)
     def generate_command(
@@ -241,13 +245,9 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
         return 0
 
     @app.command(name="status", sort_key=100)
-    def status_command(
-        *,
-        use_json: Annotated[bool, as_json] = False,
-        connection: Connection = Connection(),  # noqa: B008  # frozen
-    ) -> int:
+    def status_command(*, address: Address = "", use_json: Annotated[bool, as_json] = False) -> int:
         """Show a server, its load and its workers."""
-        render(asyncio.run(_status(connect(connection).address)), use_json, Console())
+        render(asyncio.run(_status(address or default_address())), use_json, Console())
         return 0
 
 

@@ -5,12 +5,13 @@ import json
 import logging
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from control_plane.cli.commands import find_commands, main
 from control_plane.cli.launch import Context, Invocation, launch
-from control_plane.cli.main import find_commands, main
 from control_plane.config import Source, find_sections, load_config
 from control_plane.logs import LogConfig
 
@@ -83,6 +84,7 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["serve", "--prt", "1"], "Unknown option: --prt. Did you mean --port? See `dihedral serve --help`."),
         (["sevre"], 'Unknown command "sevre". Did you mean "serve"?'),
+        (["nonsense"], 'Unknown command "nonsense". Available commands: serve, control-plane, worker, generate,'),
         (["serve", "--port", "many"], 'Invalid value for --port: unable to convert "many" into int.'),
         (["serve", "--port", "70000"], "server.port must be in [0, 65535], is 70000 (--port on the command line)"),
         (["control-plane", "--worker.seed", "1"], "Unknown option: --worker.seed."),
@@ -115,6 +117,26 @@ def test_the_worker_is_found_by_entry_point_and_reads_its_own_section() -> None:
     assert worker.sections == ("worker", "log", "metrics")
     assert worker.positional == "worker.model"
     assert worker.plane == "worker"
+
+
+def test_a_command_whose_plane_is_not_installed_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = EntryPoint("telescope", "no_such_package.cli:main", "dihedral.commands")
+    monkeypatch.setattr("control_plane.cli.commands.entry_points", lambda group: [broken])
+
+    code = main(["telescope"])
+
+    assert code == 2
+    assert capsys.readouterr().err == (
+        "dihedral: command 'telescope' (no_such_package.cli:main of an unknown distribution) cannot be loaded: "
+        "No module named 'no_such_package'; install what it needs\n"
+    )
+
+
+def test_no_words_at_all_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "│ serve" in capsys.readouterr().out
 
 
 def invocation(values: dict[str, object]) -> Invocation:
