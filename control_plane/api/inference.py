@@ -30,7 +30,7 @@ T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_INLINE = 8192  # characters or tokens; more take over 4 ms and are worked on beside the event loop
-CLOCK_SLACK_S = 0.01  # the transport's clock may be so far ahead of the one that time_remaining reads
+CLOCK_SLACK_S = 0.1  # a caller's clock started so much earlier: its deadline is told by its cancelling the call
 
 
 class Engine(Protocol):

@@ -175,10 +175,9 @@ async def test_the_host_is_configured() -> None:
 
 async def services(run: Running) -> list[str]:
     stub = reflection_pb2_grpc.ServerReflectionStub(run.channel)  # type: ignore[arg-type]  # an aio channel serves as well
-    call = stub.ServerReflectionInfo()  # type: ignore[operator]  # the package's stubs lack its type
-    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-    await call.done_writing()
-    response = await call.read()
+    requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    call = stub.ServerReflectionInfo(requests)  # type: ignore[operator]  # the package's stubs lack its type
+    response = await anext(aiter(call))
     return [service.name for service in response.list_services_response.service]
 
 
