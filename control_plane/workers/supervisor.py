@@ -115,7 +115,8 @@ class WorkerSupervisor:
     def _note_failure(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         detail = str(error)
-        # A worker that is still loading is asked often: say each reason once, not each attempt.
+        # A worker that is still starting is asked often: say each reason once, and call it no trouble yet.
         if detail != self._view.detail:
-            logger.warning("worker_unreachable", extra={"worker_id": self._worker_id, "why": detail})
+            level = logging.INFO if self._view.info is None else logging.WARNING
+            logger.log(level, "worker_unreachable", extra={"worker_id": self._worker_id, "why": detail})
             self._view = WorkerView(self._worker_id, self._view.info, detail)
