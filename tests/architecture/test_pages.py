@@ -18,7 +18,7 @@ NAMED = re.compile(r"`((?:protos|plugins|control_plane|gpu_worker|tests|helm|doc
 def test_a_reference_page_is_up_to_date(path: str) -> None:
     page = (ROOT / path).read_text(encoding="utf-8")
 
-    assert page == pages()[path]  # else: python -m tests.architecture.reference_pages
+    assert page == pages()[path]  # else: make generate
 
 
 def test_every_key_says_what_it_means() -> None:

@@ -65,7 +65,7 @@ def test_an_object_with_a_misspelt_field_would_be_found() -> None:
         check(objects)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     gpus=st.integers(0, 8),
     metrics=st.booleans(),

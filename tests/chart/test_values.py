@@ -23,7 +23,7 @@ def load(path: Path) -> Config:
 def test_the_schema_of_config_has_the_keys_and_types_of_the_configuration() -> None:
     schema = json.loads(SCHEMA.read_text())
 
-    assert schema["properties"]["config"] == config_schema()  # else: python -m tests.chart.config_schema
+    assert schema["properties"]["config"] == config_schema()  # else: make generate
 
 
 def test_each_plane_accepts_the_file_that_the_default_values_give_it(tmp_path: Path) -> None:
