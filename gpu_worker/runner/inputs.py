@@ -22,7 +22,8 @@ from plugins.types import Chunk
 
 Ints = npt.NDArray[np.int64]
 
-# Attending in one more call costs as much as reading this many padding blocks (0.03 ms of a 135M model).
+# One more attention call a layer costs as much as reading this many blocks of padding: 35 us against 0.7 us a block
+# (bfloat16, 3 KV heads, one thread).
 MAX_PADDING_BLOCKS = 48
 
 

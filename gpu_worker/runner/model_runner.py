@@ -4,8 +4,6 @@ Says in which order things happen to rows, blocks and tokens; what each of them 
 the cache, the model and the sampler.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -37,7 +35,6 @@ class ModelRunner:
         shape: AttentionShape,
         dtype: torch.dtype,
         max_step_tokens: int,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -46,7 +43,6 @@ class ModelRunner:
         self._shape = shape
         self._dtype = dtype
         self._max_step_tokens = max_step_tokens
-        self._clock_ns = clock_ns
 
     @property
     def num_rows(self) -> int:
@@ -64,12 +60,12 @@ class ModelRunner:
         Raises: InvariantBroken: the plan breaks a rule of the step protocol; rows are then in no known state, and
             only `reset` may follow. PluginFailed: a logits processor raised.
         """
-        pending = PendingStep(plan, self._table, self._clock_ns)
+        pending = PendingStep(plan, self._table)
         self._check(plan)
         self._table.release(plan.released_rows)
         self._cache.copy_blocks(plan.block_copies)
         self._table.admit(plan.admitted)
-        self._cache.clear_blocks(self._table.extend(plan.chunks))
+        self._cache.clear_blocks(self._table.extend(plan.chunks))  # nothing of their last owner is left
         for admission in plan.admitted:
             self._processors.add_request(admission.row, admission.sampling)
         for _ in range(plan.decode_steps):
@@ -120,11 +116,9 @@ class PendingStep:
     It remembers who held each row when the plan came, because a row may have changed hands since.
     """
 
-    def __init__(self, plan: StepPlan, table: RowTable, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, plan: StepPlan, table: RowTable) -> None:
         self.plan = plan
         self._table = table
-        self._clock_ns = clock_ns
-        self._launched_ns = clock_ns()
         self._sampled: list[tuple[Ints, Ints, Ints, Tensor]] = []  # rows, occupancy, num_tokens, tokens: each [R]
         self._computed_rows: set[int] = set()
         self.num_prompt_tokens = 0  # computed tokens that were known when their row was admitted
@@ -143,7 +137,7 @@ class PendingStep:
         return True
 
     def result(self) -> StepResult:
-        """Wait for the device, and say what each row produced."""
+        """Wait for the device, and say what each row produced. How long it took is timed by the caller."""
         outcomes = {chunk.row: _Outcome(is_told=chunk.row not in self._computed_rows) for chunk in self.plan.chunks}
         for rows_R, occupancy_R, num_tokens_R, tokens_R in self._sampled:
             columns = zip(rows_R.tolist(), occupancy_R.tolist(), num_tokens_R.tolist(), tokens_R.tolist(), strict=True)
@@ -159,7 +153,6 @@ class PendingStep:
             token_ids=tuple(token_id for _, outcome in told for token_id in outcome.token_ids),
             finishes=tuple(outcome.finish for _, outcome in told),
             failures=tuple(outcome.failure for outcome in outcomes.values() if outcome.failure is not None),
-            compute_ns=self._clock_ns() - self._launched_ns,
         )
 
     def _settle(self, outcome: _Outcome, row: Row, num_tokens: int, token_id: TokenId) -> None:
