@@ -55,12 +55,12 @@ class Validator:
             prompt = self._reader.read(submission, model)
         except InvalidRequest as error:
             violations += error.violations
-        else:
-            violations += _room_violations(sampling.max_tokens, len(prompt), model.worker)
         if violations:
             raise InvalidRequest(violations)
-        if sampling.max_tokens is None:
-            sampling = replace(sampling, max_tokens=_room(model.worker) - len(prompt))
+        # Who asks for more than there is room for gets what there is, as who leaves the number out.
+        room = _room(model.worker) - len(prompt)
+        if sampling.max_tokens is None or sampling.max_tokens > room:
+            sampling = replace(sampling, max_tokens=room)
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._draw_seed())
         request_id = RequestId(submission.request_id or self._draw_request_id())
@@ -95,20 +95,3 @@ def _too_long(field: str, name: str) -> FieldViolation:
 def _room(worker: WorkerInfo) -> int:
     """The most tokens that prompt and output may have together."""
     return min(worker.model.max_model_len, worker.num_blocks * worker.block_size)
-
-
-def _room_violations(max_tokens: int | None, num_prompt_tokens: int, worker: WorkerInfo) -> list[FieldViolation]:
-    """Refuse an output that could not be completed even if nobody else were there."""
-    room = _room(worker) - num_prompt_tokens
-    if max_tokens is None or max_tokens <= room:
-        return []
-    if worker.model.max_model_len <= _room(worker):
-        reason, limit = "EXCEEDS_CONTEXT", f"this model's context of {worker.model.max_model_len} tokens"
-    else:
-        reason = "EXCEEDS_KV_CACHE"
-        limit = f"the whole KV cache of {worker.num_blocks} blocks of {worker.block_size} tokens"
-    description = (
-        f"is {max_tokens}; with {num_prompt_tokens} prompt tokens {limit} leaves room for {room}: "
-        f"ask for at most {room}, or leave it out"
-    )
-    return [FieldViolation("sampling.max_tokens", reason, description)]

@@ -43,12 +43,19 @@ class StepOutput:
     deliveries: tuple[Delivery, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Live:
+    """One use of a request's name. Compared by identity: a name may be used again while old plans are in flight."""
+
+    request_id: RequestId
+
+
 @dataclass(frozen=True, slots=True)
 class _PlanInFlight:
     """Whose row is whose in one plan: its result is read through this, never through today's rows."""
 
     seq: int
-    owners: dict[Row, RequestId]
+    owners: dict[Row, _Live]
 
 
 class EngineCore:
@@ -62,8 +69,9 @@ class EngineCore:
         self._make_scheduler = make_scheduler
         self._max_waiting = max_waiting
         self._scheduler: Scheduler | None = None  # None while no worker is attached
-        self._live: set[RequestId] = set()  # submitted and not ended
-        self._owners: dict[Row, RequestId] = {}  # today's rows
+        self._live: dict[RequestId, _Live] = {}  # submitted and not ended
+        self._ending: set[RequestId] = set()  # ended, and the next step delivers it: the name is not free yet
+        self._owners: dict[Row, _Live] = {}  # today's rows
         self._in_flight: deque[_PlanInFlight] = deque()
         self._deliveries: list[Delivery] = []
 
@@ -96,13 +104,13 @@ class EngineCore:
             raise NotServing("the server is draining and takes no new requests")
         if self._scheduler is None:
             raise NotServing("no worker is connected")
-        if request.request_id in self._live:
+        if request.request_id in self._live or request.request_id in self._ending:
             raise DuplicateRequest(request.request_id)
         num_waiting = self._scheduler.load().num_waiting
         if num_waiting >= self._max_waiting:
             raise QueueFull(num_waiting, self._max_waiting, retry_after_s=1.0)
         self._scheduler.add_request(request)
-        self._live.add(request.request_id)
+        self._live[request.request_id] = _Live(request.request_id)
 
     def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request early, CANCELLED or DEADLINE. Unknown and ended ones are ignored."""
@@ -126,6 +134,7 @@ class EngineCore:
             self._take(result)
         plans = self._plan()
         deliveries, self._deliveries = tuple(self._deliveries), []
+        self._ending.clear()
         return StepOutput(plans, deliveries)
 
     def has_work(self) -> bool:
@@ -161,7 +170,7 @@ class EngineCore:
             for row in plan.released_rows:
                 del self._owners[row]
             for admission in plan.admitted:
-                self._owners[admission.row] = admission.request_id
+                self._owners[admission.row] = self._live[admission.request_id]
             owners = {chunk.row: self._owners[chunk.row] for chunk in plan.chunks}
             self._in_flight.append(_PlanInFlight(plan.seq, owners))
             plans.append(plan)
@@ -181,25 +190,29 @@ class EngineCore:
             start += count
             self._deliver(owners[row], tokens, finished)
         for failure in result.failures:
-            request_id = owners[failure.row]
-            finished.pop(request_id, None)
-            self._end(request_id, FinishReason.FAILED, StepFailed(failure.reason, failure.message))
+            owner = owners[failure.row]
+            if self._live.get(owner.request_id) is owner:
+                finished.pop(owner.request_id, None)
+                self._end(owner.request_id, FinishReason.FAILED, StepFailed(failure.reason, failure.message))
         for request_id, reason in finished.items():
             self._end(request_id, reason)
 
-    def _deliver(
-        self, request_id: RequestId, tokens: tuple[TokenId, ...], finished: dict[RequestId, FinishReason]
-    ) -> None:
-        if request_id not in self._live:
+    def _deliver(self, owner: _Live, tokens: tuple[TokenId, ...], finished: dict[RequestId, FinishReason]) -> None:
+        request_id = owner.request_id
+        if self._live.get(request_id) is not owner:
             return  # ended while this plan was on its way
         finish = finished.pop(request_id, None)
         if finish is not None:
-            self._live.remove(request_id)
+            self._forget(request_id)
         elif not tokens:
             return
         self._deliveries.append(Delivery(request_id, tokens, finish))
 
     def _end(self, request_id: RequestId, reason: FinishReason, error: ServingError | None = None) -> None:
         if request_id in self._live:
-            self._live.remove(request_id)
+            self._forget(request_id)
             self._deliveries.append(Delivery(request_id, (), reason, error))
+
+    def _forget(self, request_id: RequestId) -> None:
+        del self._live[request_id]
+        self._ending.add(request_id)

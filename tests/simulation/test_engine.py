@@ -25,7 +25,7 @@ def test_every_seed_ends_every_request_once_with_the_right_tokens_and_no_block_l
         seen += world.seen
 
     # A simulation that never met these has shown nothing about them.
-    for what in ("STOP", "LENGTH", "CANCELLED", "DEADLINE", "FAILED", "preemption", "crash", "refused"):
+    for what in ("STOP", "LENGTH", "CANCELLED", "DEADLINE", "FAILED", "preemption", "crash", "refused", "duplicate"):
         assert seen[what] >= 50, f"{what} happened only {seen[what]} times: {dict(seen)}"
     assert seen["CANCELLED while ended"] >= 50
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from control_plane.engine.core import Delivery, EngineCore
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fcfs import FCFSScheduler
-from plugins.errors import QueueFull, ServingError, WorkerLost
+from plugins.errors import DuplicateRequest, QueueFull, ServingError, WorkerLost
 from plugins.scheduler import Scheduler
 from plugins.types import FinishReason, Request, RequestId, StepResult, TokenId, WorkerInfo
 from tests.fakes import EOS, FakeWorker, expected_output, request, worker_info
@@ -46,7 +46,7 @@ class World:
             watermark_ratio=draw.choice((0.0, 0.1)),
         )
         self.scheduler: FCFSScheduler | None = None
-        self.core = EngineCore(self._make_scheduler, max_waiting=16)
+        self.core = EngineCore(self._make_scheduler, max_waiting=draw.choice((4, 16)))
         self.worker = FakeWorker(self.info)
         self.results: deque[StepResult] = deque()  # computed, and still on their way to the core
         self.clients: dict[RequestId, Client] = {}
@@ -90,14 +90,24 @@ class World:
         num_prompt = draw.randint(1, max(1, min(capacity - 1, 60)))
         max_tokens = draw.randint(1, max(1, min(capacity - num_prompt, 30)))
         prompt = [draw.randint(3, 900) for _ in range(num_prompt)]
-        new = request(f"r{self._num_started}", prompt, max_tokens, ignore_eos=draw.random() < 0.5)
-        if draw.random() < 0.3:
-            self.worker.eos_after[new.request_id] = draw.randint(1, max_tokens)
+        name = f"r{self._num_started}"
+        if self.clients and draw.random() < 0.2:
+            name = draw.choice(tuple(self.clients))
+        new = request(name, prompt, max_tokens, ignore_eos=draw.random() < 0.5)
+        in_use = new.request_id in self.clients and self.clients[new.request_id].finish is None
         try:
             self.core.submit(new)
-        except QueueFull:
-            self.seen["refused"] += 1
+        except (QueueFull, DuplicateRequest) as error:
+            assert in_use or isinstance(error, QueueFull), f"{name} has ended, and its name is still taken"
+            self.seen["refused" if isinstance(error, QueueFull) else "duplicate"] += 1
             return
+        assert not in_use, f"{name} is used twice at once"
+        if new.request_id in self.clients:
+            self._check_tokens(self.clients[new.request_id])
+        if draw.random() < 0.3:
+            self.worker.eos_after[new.request_id] = draw.randint(1, max_tokens)
+        else:
+            self.worker.eos_after.pop(new.request_id, None)
         self.clients[new.request_id] = Client(new)
 
     def _cancel(self, reason: FinishReason) -> None:

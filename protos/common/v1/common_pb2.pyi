@@ -68,7 +68,7 @@ class SamplingParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Output tokens at most, >= 1. Unset: until the model's context is full."""
+    """Output tokens at most, >= 1. Unset, or more than there is room for: until the context is full."""
     temperature: _builtins.float
     """0 is greedy. Unset: 1."""
     top_k: _builtins.int

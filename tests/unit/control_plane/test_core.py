@@ -84,6 +84,23 @@ def test_the_result_of_a_row_goes_to_who_held_it_in_that_plan() -> None:
     assert deliveries[0].token_ids == expected_output((7, 8), 1)
 
 
+def test_a_late_result_never_reaches_the_next_request_of_the_same_name() -> None:
+    core = make_core()
+    worker = FakeWorker()
+    core.submit(request("a", prompt=(3, 4), max_tokens=9))
+    late = [worker.execute(plan) for plan in core.step().plans]
+    core.cancel(A)
+    core.step()
+    core.submit(request("a", prompt=(7, 8), max_tokens=1))
+
+    output = core.step(late)
+
+    assert output.deliveries == ()
+    assert core.step([worker.execute(plan) for plan in output.plans]).deliveries == (
+        Delivery(A, expected_output((7, 8), 1), FinishReason.LENGTH),
+    )
+
+
 def test_a_cancelled_request_ends_at_once_and_again_is_nothing() -> None:
     core = make_core()
     core.submit(request("a"))

@@ -11,7 +11,7 @@ from control_plane.engine.driver import EngineDriver
 from control_plane.engine.streams import Output, OutputStream
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fcfs import FCFSScheduler
-from plugins.errors import InvariantBroken, NotServing, WorkerLost
+from plugins.errors import DuplicateRequest, InvariantBroken, NotServing, WorkerLost
 from plugins.metrics import NoMetrics
 from plugins.types import FinishReason, RequestId, StepPlan, TokenId
 from tests.fakes import FakeWorker, FakeWorkerHandle, expected_output, request
@@ -91,6 +91,21 @@ async def test_cancelling_ends_the_stream_and_unknown_ids_are_ignored() -> None:
         _, last = await read_all(stream)
 
     assert last.finish is FinishReason.CANCELLED
+
+
+async def test_a_name_is_taken_until_the_end_of_its_request_was_told() -> None:
+    """Case B051, with a cancel just before the second use."""
+    driver = make_driver()
+    async with serving(driver, FakeWorkerHandle(FakeWorker())):
+        first = driver.submit(request("a"), deadline_s=None)
+        driver.cancel(RequestId("a"))
+
+        with pytest.raises(DuplicateRequest):
+            driver.submit(request("a"), deadline_s=None)
+        _, cancelled = await read_all(first)
+        _, completed = await read_all(driver.submit(request("a"), deadline_s=None))
+
+    assert (cancelled.finish, completed.finish) == (FinishReason.CANCELLED, FinishReason.LENGTH)
 
 
 async def test_a_lost_worker_raises_and_losing_it_ends_the_streams() -> None:

@@ -57,9 +57,11 @@ async def connected(
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     handle = GrpcWorkerHandle(f"127.0.0.1:{port}", "me", 1_000_000, timeout_s)
-    yield handle
-    await handle.close()
-    await server.stop(None)
+    try:
+        yield handle
+    finally:
+        await handle.close()
+        await server.stop(None)
 
 
 async def silent(requests: Requests) -> Responses:

@@ -233,30 +233,21 @@ def test_every_value_within_its_range_is_admitted(
     assert admit(Submission(text="a", sampling=sampling)).sampling == sampling
 
 
-def test_max_tokens_left_out_fills_the_context() -> None:
-    assert admit(tokens(20)).sampling.max_tokens == 108
+@pytest.mark.parametrize("max_tokens", [None, 109, 10_000])
+def test_max_tokens_left_out_or_beyond_the_context_fills_the_context(max_tokens: int | None) -> None:
+    """Case B026."""
+    submission = replace(tokens(20), sampling=SamplingParams(max_tokens=max_tokens))
+
+    assert admit(submission).sampling.max_tokens == 108
 
 
-def test_max_tokens_beyond_the_context_is_refused_with_the_largest_that_fits() -> None:
-    field, reason, description = only(replace(tokens(20), sampling=SamplingParams(max_tokens=109)))
-
-    assert (field, reason) == ("sampling.max_tokens", "EXCEEDS_CONTEXT")
-    assert description == (
-        "is 109; with 20 prompt tokens this model's context of 128 tokens leaves room for 108: "
-        "ask for at most 108, or leave it out"
-    )
-    assert admit(replace(tokens(20), sampling=SamplingParams(max_tokens=108))).sampling.max_tokens == 108
+def test_max_tokens_that_fit_are_kept() -> None:
+    assert admit(replace(tokens(20), sampling=SamplingParams(max_tokens=107))).sampling.max_tokens == 107
 
 
-def test_a_request_that_no_empty_cache_could_hold_is_refused_with_the_numbers() -> None:
+def test_max_tokens_fill_the_cache_if_it_holds_less_than_the_context() -> None:
     checker = validator(num_blocks=4)
 
-    assert only(replace(tokens(20), sampling=SamplingParams(max_tokens=45)), checker) == (
-        "sampling.max_tokens",
-        "EXCEEDS_KV_CACHE",
-        "is 45; with 20 prompt tokens the whole KV cache of 4 blocks of 16 tokens leaves room for 44: "
-        "ask for at most 44, or leave it out",
-    )
     assert checker.validate(tokens(20))[0].sampling.max_tokens == 44
 
 
