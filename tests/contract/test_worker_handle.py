@@ -40,8 +40,10 @@ Connect = Callable[[], WorkerHandle]  # a handle to the same worker; in process 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Connect]:
     worker = build_worker(CONFIG, NoMetrics(), lambda phase, done, total: None)
-    yield lambda: worker
-    await worker.close()
+    try:
+        yield lambda: worker
+    finally:
+        await worker.close()
 
 
 @asynccontextmanager
@@ -57,11 +59,13 @@ async def over_grpc() -> AsyncIterator[Connect]:
         handles.append(GrpcWorkerHandle(f"127.0.0.1:{port}", "test", 1_000_000, timeout_s=30.0))
         return handles[-1]
 
-    yield connect
-    for handle in handles:
-        await handle.close()
-    await server.stop()
-    await worker.close()
+    try:
+        yield connect
+    finally:
+        for handle in handles:
+            await handle.close()
+        await server.stop()
+        await worker.close()
     assert failures == []
 
 

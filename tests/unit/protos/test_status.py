@@ -63,9 +63,11 @@ async def serving(
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Test", {"Call": handler})])
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:
-        yield channel
-    await server.stop(None)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:
+            yield channel
+    finally:
+        await server.stop(None)
 
 
 def unary(answer: Callable[[], bytes]) -> "grpc.RpcMethodHandler[Any, Any]":
