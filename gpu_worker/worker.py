@@ -135,10 +135,11 @@ class Worker:
         if self._channel is None:
             raise RuntimeError("the worker was not opened")
         items = self._channel.items
-        while (item := await items.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
+        while isinstance(item := await items.get(), StepResult):
             yield item
+        items.put_nowait(item)  # who asks again gets the same answer
+        if item is not None:
+            raise item
 
     async def close(self) -> None:
         """Let the thread finish what it has launched, and end `results`."""

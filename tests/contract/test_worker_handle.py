@@ -145,7 +145,7 @@ async def test_opening_again_forgets_all_rows_and_counts_from_1(connect: Connect
     assert [result.token_ids for result in after] == [result.token_ids for result in before]
 
 
-async def test_closing_ends_the_results_for_whoever_waits_for_one(connect: Connect) -> None:
+async def test_closing_ends_the_results_for_whoever_waits_or_asks_later(connect: Connect) -> None:
     handle = connect()
     await handle.open()
     waiting = asyncio.create_task(collect(handle.results()))
@@ -154,6 +154,7 @@ async def test_closing_ends_the_results_for_whoever_waits_for_one(connect: Conne
     await handle.close()
 
     assert await waiting == []
+    assert await collect(handle.results()) == []
 
 
 @pytest.mark.parametrize(
