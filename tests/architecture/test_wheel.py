@@ -43,3 +43,7 @@ def test_it_carries_the_types_and_the_stubs(wheel: list[str]) -> None:
     assert "control_plane/py.typed" in wheel
     assert "protos/worker/v1/worker.proto" in wheel
     assert stubs <= set(wheel)
+
+
+def test_it_carries_the_licence(wheel: list[str]) -> None:
+    assert [name.rpartition("/")[2] for name in wheel if ".dist-info/licenses/" in name] == ["LICENSE"]
