@@ -23,6 +23,8 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
+_MAX_ENTRIES = 1 << 16  # of the metadata, and of the table of tensors; a model of 1,024 layers has 10,000 tensors
+_MAX_ITEMS = 1 << 24  # of one array; a vocabulary has less than a million, and one byte can take 40 of memory
 _SCALARS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -160,7 +162,11 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
             f"{cursor.path}: GGUF version {version} is not supported; supported: {', '.join(map(str, _VERSIONS))}, "
             "little-endian"
         )
-    return cursor.integer("Q"), cursor.integer("Q")
+    num_tensors, num_values = cursor.integer("Q"), cursor.integer("Q")
+    for count, what in ((num_tensors, "tensors"), (num_values, "metadata entries")):
+        if count > _MAX_ENTRIES:
+            raise cursor.broken(f"counts {count} {what}, more than {_MAX_ENTRIES}")
+    return num_tensors, num_values
 
 
 def _read_value(cursor: _Cursor) -> object:
@@ -172,6 +178,8 @@ def _read_value(cursor: _Cursor) -> object:
     item, count = _value_type(cursor), cursor.integer("Q")
     if item is GGUFValueType.ARRAY:
         raise cursor.broken("is an array of arrays, which no supported model has")
+    if count > _MAX_ITEMS:
+        raise cursor.broken(f"is an array of {count} items, more than {_MAX_ITEMS}")
     if item is GGUFValueType.STRING:
         return cursor.texts(count)
     return cursor.numbers(_SCALARS[item], count)

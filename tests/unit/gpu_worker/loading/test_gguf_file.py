@@ -156,6 +156,30 @@ def test_a_damaged_entry_is_named(tiny: Path, tmp_path: Path, before: bytes, rep
         read_gguf(path)
 
 
+@pytest.mark.parametrize(
+    ("num_tensors", "num_values", "what"), [(2**63, 0, "tensors"), (0, 2**16 + 1, "metadata entries")]
+)
+def test_a_header_that_counts_more_than_any_model_has_is_refused(
+    tmp_path: Path, num_tensors: int, num_values: int, what: str
+) -> None:
+    path = tmp_path / "huge.gguf"
+    path.write_bytes(b"GGUF" + number(3) + number(num_tensors, 8) + number(num_values, 8))
+
+    with pytest.raises(ModelFileBroken, match=rf"huge\.gguf: the header counts \d+ {what}, more than 65536"):
+        read_gguf(path)
+
+
+def test_an_array_longer_than_any_vocabulary_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    num_items = 2**24 + 1
+    path = tmp_path / "long.gguf"
+    array_of_bytes = number(9) + number(0) + number(num_items, 8)
+    path.write_bytes(b"GGUF" + number(3) + number(0, 8) + number(1, 8) + number(1, 8) + b"x" + array_of_bytes)
+    os.truncate(path, path.stat().st_size + num_items)
+
+    with pytest.raises(ModelFileBroken, match=r"long\.gguf: metadata x is an array of 16777217 items, more than"):
+        read_gguf(path)
+
+
 def test_two_tensors_of_one_name_are_refused(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "twice.gguf"
     path.write_bytes(tiny.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight"))
