@@ -65,7 +65,12 @@ def _chat_template(folder: Path, config: JsonFile) -> str:
     """Return the template in its own file, else in the configuration: one text, or the default one of several."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelFileBroken(
+                f"{path}: not UTF-8 ({error.reason} at byte {error.start}); fetch it again"
+            ) from error
     value = config.values.get("chat_template")
     if isinstance(value, list):
         named = [item for item in value if isinstance(item, dict)]

@@ -29,7 +29,10 @@ class JsonFile:
         if value is None:
             raise ModelFileBroken(f"{self.path}: {key} is missing")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError as error:
+                raise ModelFileBroken(f"{self.path}: {key} is a number beyond every float") from error
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ModelFileBroken(f"{self.path}: {key} is {value!r}, which is no {kind.__name__}")
         return value

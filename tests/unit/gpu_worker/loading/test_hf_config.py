@@ -94,6 +94,7 @@ def test_scaled_rotary_embeddings_are_refused_by_name(tmp_path: Path, section: s
         ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) is not a multiple of num_key_value_heads \(3\)"),
         ({"head_dim": 7}, "head_dim is 7; rotary embeddings need an even number"),
         ({"num_hidden_layers": 1_000_000}, "num_hidden_layers is 1000000; at most 1024"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is a number beyond every float"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; it must be above 0"),
         ({"rope_theta": float("nan")}, "rope_theta is nan; it must be above 0"),
         ({"eos_token_id": 6}, r"end-of-sequence token 6 is not in \[0, 6\)"),

@@ -34,6 +34,15 @@ def test_a_template_in_its_own_file_comes_before_the_one_in_the_configuration(tm
     assert read_tokenizer(tmp_path).chat_template == "{{ 'é' }}"
 
 
+def test_a_template_that_is_not_utf8_is_refused_with_its_name(tmp_path: Path) -> None:
+    (write_folder(tmp_path) / "chat_template.jinja").write_bytes(b"ab\xff")
+
+    with pytest.raises(
+        ModelFileBroken, match=r"chat_template\.jinja: not UTF-8 \(invalid start byte at byte 2\); fetch"
+    ):
+        read_tokenizer(tmp_path)
+
+
 def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write_json(write_folder(tmp_path) / "tokenizer_config.json", {"chat_template": templates})
