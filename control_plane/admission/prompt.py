@@ -46,6 +46,14 @@ class PromptReader:
     def _encode_chat(self, messages: Sequence[tuple[str, str]], model: ServedModel) -> tuple[TokenId, ...]:
         if not messages:
             raise _refusal("chat.messages", "EMPTY_PROMPT", "the conversation has no messages; it needs at least one")
+        max_messages = model.worker.model.max_model_len - 1
+        if len(messages) > max_messages:
+            raise _refusal(
+                "chat.messages",
+                "PROMPT_TOO_LONG",
+                f"the conversation has {len(messages)} messages; this model's context has room for at most "
+                f"{max_messages}, of one token each",
+            )
         violations = [
             FieldViolation(
                 f"chat.messages[{index}].role",

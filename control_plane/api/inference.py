@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.sampling import token_id_violations
@@ -29,7 +30,7 @@ from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
-MAX_INLINE = 8192  # characters or tokens; more take over 4 ms and are worked on beside the event loop
+MAX_INLINE_BYTES = 8192  # of a message; more may take over 4 ms and is worked on beside the event loop
 CLOCK_SLACK_S = 0.1  # a caller's clock started so much earlier: its deadline is told by its cancelling the call
 
 
@@ -91,15 +92,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        submission = _submission(request)
-        token_ids = await _beside_the_loop(_size(submission), self._validator.tokenize, submission)
+        token_ids = await _beside_the_loop(request, lambda: self._validator.tokenize(_submission(request)))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         model = self._validator.find_model(request.model)
-        text = await _beside_the_loop(len(request.token_ids), _detokenize, model, request.token_ids)
+        text = await _beside_the_loop(request, lambda: _detokenize(model, request.token_ids))
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(
@@ -117,8 +117,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _generate(
         self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        submission = _submission(message)
-        request, model = await _beside_the_loop(_size(submission), self._validator.validate, submission)
+        request, model = await _beside_the_loop(message, lambda: self._validator.validate(_submission(message)))
         deadline_s = self._deadline_s(context)
         if deadline_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was admitted")
@@ -189,15 +188,9 @@ def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
     )
 
 
-def _size(submission: Submission) -> int:
-    """How much work it is to turn the input into tokens."""
-    texts = sum(len(content) for _, content in submission.messages or ())
-    return len(submission.text or "") + len(submission.token_ids or ()) + texts
-
-
-async def _beside_the_loop(size: int, work: Callable[..., T], *arguments: object) -> T:
-    """Do short work at once, long work in a thread, so that other streams go on meanwhile."""
-    return await asyncio.to_thread(work, *arguments) if size > MAX_INLINE else work(*arguments)
+async def _beside_the_loop(message: Message, work: Callable[[], T]) -> T:
+    """Do the work of a short message at once, that of a long one in a thread: other streams go on meanwhile."""
+    return await asyncio.to_thread(work) if message.ByteSize() > MAX_INLINE_BYTES else work()
 
 
 def _detokenize(model: ServedModel, token_ids: Any) -> str:

@@ -60,6 +60,7 @@ async def probe(run: Running) -> None:
         pytest.param(GenerateRequest(text=""), "text", "EMPTY_PROMPT", id="an empty text"),
         pytest.param(GenerateRequest(tokens=TokenIds()), "tokens.ids", "EMPTY_PROMPT", id="no tokens"),
         pytest.param(GenerateRequest(chat=Chat()), "chat.messages", "EMPTY_PROMPT", id="no messages"),
+        pytest.param(chat(*[("", "")] * 128), "chat.messages", "PROMPT_TOO_LONG", id="more messages than tokens"),
         pytest.param(chat(("", "a")), "chat.messages[0].role", "INVALID_ROLE", id="an empty role"),
         pytest.param(GenerateRequest(text="a" * 128), "text", "PROMPT_TOO_LONG", id="a prompt that is too long"),
         pytest.param(GenerateRequest(text="a" * 20_000), "text", "PROMPT_TOO_LONG", id="one far too long"),
@@ -89,7 +90,7 @@ async def probe(run: Running) -> None:
             id="a wrong stop token",
         ),
         pytest.param(
-            GenerateRequest(text="a", sampling=SamplingParams(stop_token_ids=range(65))),
+            GenerateRequest(text="a", sampling=SamplingParams(stop_token_ids=[270] * 65)),
             "sampling.stop_token_ids",
             "OUT_OF_RANGE",
             id="too many stop tokens",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from dataclasses import dataclass
 
 import grpc
@@ -123,11 +124,41 @@ async def test_a_conversation_is_put_into_the_model_s_template() -> None:
         assert [token_id for token_id in submitted.prompt_token_ids if token_id < 3] == [1, 2, 1]
 
 
-async def test_a_long_prompt_is_tokenized_while_other_calls_are_answered() -> None:
-    async with running() as run:
-        error = await refused(run, text_request("hello" * 4000))
+@pytest.mark.parametrize(
+    "request_message",
+    [
+        pytest.param(text_request("hello" * 4000), id="a long text"),
+        pytest.param(
+            inference_pb2.GenerateRequest(
+                chat=inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user")] * 2000)
+            ),
+            id="many messages without content",
+        ),
+        pytest.param(
+            inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[5] * 9000)), id="many token ids"
+        ),
+    ],
+)
+async def test_a_large_message_is_admitted_beside_the_event_loop(
+    request_message: inference_pb2.GenerateRequest,
+) -> None:
+    places: list[threading.Thread] = []
+    models, config = directory(served_model(max_model_len=100_000, num_blocks=100_000)), AdmissionConfig()
+    engine = ScriptedEngine()
+    engine.answer = [([EOS], FinishReason.STOP, None)]
 
-        assert "the prompt has 4000 tokens" in (error.details() or "")
+    def draw_seed() -> int:
+        places.append(threading.current_thread())
+        return 7
+
+    servicer = InferenceServicer(
+        models, Validator(models, config, draw_seed), engine, config, CountedMetrics(), lambda: 0.0
+    )
+    for message in (request_message, text_request("short")):
+        async for _ in servicer.Generate(message, Caller(60.0)):  # type: ignore[arg-type]  # as in `start`
+            pass
+
+    assert [place is threading.main_thread() for place in places] == [False, True]
 
 
 async def test_dropping_the_call_cancels_the_request() -> None:
