@@ -134,9 +134,7 @@ async def test_a_conversation_is_put_into_the_model_s_template() -> None:
             ),
             id="many messages without content",
         ),
-        pytest.param(
-            inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[5] * 9000)), id="many token ids"
-        ),
+        pytest.param(inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[5] * 9000)), id="many token ids"),
     ],
 )
 async def test_a_large_message_is_admitted_beside_the_event_loop(
