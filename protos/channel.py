@@ -50,6 +50,7 @@ def channel_options(max_message_bytes: int = INTERNAL_MAX_MESSAGE_BYTES) -> Opti
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.enable_http_proxy", 0),  # else http_proxy diverts even loopback, and Dihedral speaks to its own alone
         ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the backoff of an old one
         *_sizes(max_message_bytes),
     )

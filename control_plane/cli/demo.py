@@ -197,8 +197,9 @@ async def check_counts(console: Console, url: str, expected: Mapping[str, float]
 
 
 def scrape(url: str) -> str:
-    """Fetch a page of metrics."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    """Fetch a page of metrics, past any proxy: it is a process of this machine that answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=10) as answer:
         body: bytes = answer.read()
     return body.decode()
 

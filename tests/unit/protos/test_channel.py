@@ -44,6 +44,7 @@ def test_a_channel_keeps_itself_alive_and_reconnects_within_a_second() -> None:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", 1024),
         ("grpc.max_send_message_length", 1024),
@@ -71,6 +72,22 @@ async def test_a_port_in_use_is_told_with_its_address_and_the_remedy() -> None:
         f"cannot listen on 127.0.0.1:{port}: the port is in use, or the host is not an address of this machine; "
         "stop the other process, or choose another host or port"
     )
+
+
+async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    listening = server(options=internal_server_options())
+    port = bind(listening, "127.0.0.1", 0)
+    await listening.start()
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/nobody/Answers")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call(b"")
+
+    await listening.stop(None)
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_an_ipv6_address_is_put_in_brackets() -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from control_plane.cli.demo import Lines, check_counts, children, expected_counts, still_running, totals
+from control_plane.cli.demo import Lines, check_counts, children, expected_counts, scrape, still_running, totals
 from control_plane.cli.results import Completion
 from control_plane.telemetry import MetricsConfig, MetricsServer, PrometheusMetrics
 from plugins.metrics import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TTFT
@@ -59,6 +59,17 @@ async def test_counts_that_differ_from_what_was_streamed_are_a_failure(counted_t
     server.close()
     assert is_counted is verdict
     assert ("but 22 were streamed" in out.getvalue()) is not verdict
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server = MetricsServer(MetricsConfig(port=0), PrometheusMetrics("control_plane"))
+
+    page = scrape(server.url)
+
+    server.close()
+    assert totals(page)["dihedral_build_info"] == 1
 
 
 def test_without_a_terminal_texts_come_as_numbered_whole_lines() -> None:
