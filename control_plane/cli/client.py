@@ -5,7 +5,7 @@ Keeps a channel; what is printed, and when, is the commands' business.
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control_plane.cli.options import Sampling
 from control_plane.cli.results import Completion, ServerStatus, WorkerStatus
-from plugins.errors import Code, ServingError
+from plugins.errors import Code, FieldViolation, InvalidRequest, ServingError
 from protos.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.channel import MIB, channel_options
 from protos.common.v1 import common_pb2
@@ -69,11 +69,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Stream a completion of a text, or of a chat of (role, content). Closing the iterator cancels the request."""
-        request = inference_pb2.GenerateRequest(model=model, sampling=_sampling(sampling))
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.chat.messages.extend(inference_pb2.ChatMessage(role=role, content=text) for role, text in prompt)
+        request = _request(prompt, sampling, model)
         started, first = time.monotonic(), None
         parts: list[str] = []
         token_ids: list[int] = []
@@ -164,16 +160,34 @@ def local_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _request(prompt: str | Sequence[tuple[str, str]], sampling: Sampling, model: str) -> inference_pb2.GenerateRequest:
+    """Write a request; its limits are the server's. Raises: InvalidRequest: a value that its field cannot carry."""
+    try:
+        request = inference_pb2.GenerateRequest(model=model, sampling=_sampling(sampling))
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.chat.messages.extend(inference_pb2.ChatMessage(role=role, content=text) for role, text in prompt)
+    except UnicodeEncodeError as error:
+        description = f"is not valid Unicode: {error.reason}"
+        raise InvalidRequest([FieldViolation("prompt", "NOT_UNICODE", description)]) from error
+    return request
+
+
 def _sampling(sampling: Sampling) -> common_pb2.SamplingParams:
-    return common_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        ignore_eos=sampling.ignore_eos or None,
-    )
+    message = common_pb2.SamplingParams()
+    violations = []
+    for field in fields(sampling):
+        value = getattr(sampling, field.name)
+        if value is None or value is False:
+            continue
+        try:
+            setattr(message, field.name, value)
+        except ValueError:  # such as a count below 0
+            violations.append(FieldViolation(f"sampling.{field.name}", "OUT_OF_RANGE", f"{value} is out of range"))
+    if violations:
+        raise InvalidRequest(violations)
+    return message
 
 
 def _worker(worker: admin_pb2.Worker) -> WorkerStatus:

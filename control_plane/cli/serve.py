@@ -64,13 +64,21 @@ def worker_command(invocation: Invocation, port: int) -> list[str]:
 
 
 def worker_place(config: Config) -> tuple[str, int]:
-    """Return where our worker listens: its host, and the port that was chosen, or else one that is free now."""
+    """Return where our worker listens: its host, and the port that was chosen, or else one that is free now.
+
+    Raises: InvalidConfig: the host is not an address of this machine.
+    """
     worker = config.resolved(["worker"])["worker"]
     host, port = str(worker["host"]), worker["port"]
     if config.origin("worker.port") is not None and isinstance(port, int) and port > 0:
         return host, port
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-        chosen: int = free.getsockname()[1]
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+            chosen: int = free.getsockname()[1]
+    except OSError as error:
+        raise InvalidConfig(
+            f"worker.host {host!r} is not an address of this machine ({error.strerror}); choose another"
+        ) from error
     return host, chosen
 
 

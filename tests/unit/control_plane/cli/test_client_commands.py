@@ -184,6 +184,26 @@ def test_a_refusal_is_one_line_with_every_field_and_exit_code_1(
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["x", "--max-tokens=-5", "--seed=-1"],
+            "sampling.max_tokens: -5 is out of range; sampling.seed: -1 is out of range",
+        ),
+        (["x", "--top-k=4294967296"], "sampling.top_k: 4294967296 is out of range"),
+        (["\udcff"], "prompt: is not valid Unicode: surrogates not allowed"),
+    ],
+)
+def test_what_no_message_can_carry_is_refused_as_by_the_server(
+    server: ScriptedServer, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["generate", *words, "--address", server.address])
+
+    assert (code, capsys.readouterr().err) == (1, f"dihedral: {message}\n")
+    assert server.inference.requests == []
+
+
 @pytest.mark.parametrize("command", [["generate", "x"], ["status"]])
 def test_an_absent_server_is_told_with_the_remedy(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code = main([*command, "--address", "127.0.0.1:1"])

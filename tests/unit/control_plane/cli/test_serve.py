@@ -59,6 +59,12 @@ def test_else_the_worker_gets_a_port_that_is_free() -> None:
     socket.create_server((host, port)).close()
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_a_host_that_is_not_ours_is_refused_by_name(host: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"worker.host '{host}' is not an address of this machine"):
+        worker_place(invocation({"worker.host": host}).config)
+
+
 def test_an_address_of_another_worker_is_refused() -> None:
     context = Context(invocation({"workers.address": "10.0.0.1:5"}), PrometheusMetrics("control_plane"), None)
 
