@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 from plugins.errors import InvalidConfig
+from protos.channel import INTERNAL_MAX_MESSAGE_BYTES, MIB
+
+MAX_MESSAGE_MIB = INTERNAL_MAX_MESSAGE_BYTES // MIB  # a worker takes no larger one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +20,7 @@ class WorkersConfig:
             raise InvalidConfig(f"workers.address must be host:port, is {self.address!r}")
         if not self.owner_id:
             raise InvalidConfig("workers.owner_id must not be empty")
-        if self.max_message_mib < 1:
-            raise InvalidConfig(f"workers.max_message_mib must be at least 1, is {self.max_message_mib}")
+        if not 1 <= self.max_message_mib <= MAX_MESSAGE_MIB:
+            raise InvalidConfig(f"workers.max_message_mib must be in [1, {MAX_MESSAGE_MIB}], is {self.max_message_mib}")
         if not self.connect_timeout_s > 0:
             raise InvalidConfig(f"workers.connect_timeout_s must be above 0, is {self.connect_timeout_s}")

@@ -8,8 +8,17 @@ from typing import Any
 import grpc
 import pytest
 
+from control_plane.workers.config import WorkersConfig
 from control_plane.workers.grpc_handle import GrpcWorkerHandle
-from plugins.errors import InvariantBroken, PlanOutOfOrder, ServingError, WorkerLost, WorkerOwned, WrongProtocol
+from plugins.errors import (
+    InvalidConfig,
+    InvariantBroken,
+    PlanOutOfOrder,
+    ServingError,
+    WorkerLost,
+    WorkerOwned,
+    WrongProtocol,
+)
 from plugins.types import Chunk, Row, StepPlan, StepResult
 from protos.channel import bind, internal_server_options
 from protos.codec import encode_result
@@ -245,3 +254,19 @@ async def test_a_closed_handle_has_no_more_results_however_often_it_is_asked() -
 
         assert [item async for item in handle.results()] == []
         assert [item async for item in handle.results()] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("address", "nowhere"),
+        ("owner_id", ""),
+        ("max_message_mib", 0),
+        ("max_message_mib", 65),
+        ("connect_timeout_s", 0.0),
+        ("connect_timeout_s", float("nan")),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(InvalidConfig, match=f"workers.{key} must"):
+        WorkersConfig(**{key: value})  # type: ignore[arg-type]  # one name or the other
