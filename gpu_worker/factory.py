@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,9 +65,9 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
     """
     started_s = time.monotonic()
     loader, name = open_model(config)
+    bundle = loader.tokenizer()  # before the weights, which take longer: what is wrong is told at once
     loaded = load_model(config, loader, torch.device("cpu"), progress)
     built = build_runner(config, loaded)
-    bundle = loader.tokenizer()
     info = WorkerInfo(
         model=ModelInfo(
             name=name,
@@ -90,7 +90,7 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
     )
     metrics.set(WORKER_LOAD, info.load_s)
     metrics.set(WORKER_KV_BYTES, info.kv_bytes)
-    threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)  # of the cores that this process may use
     logger.info(
         "model_loaded",
         extra={
@@ -110,11 +110,12 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
 
 
 def load_model(config: WorkerConfig, loader: ModelLoader, device: torch.device, progress: Progress) -> LoadedModel:
-    """Build the model that the checkpoint describes, and fill it."""
+    """Build the model that the checkpoint describes, for the context that is served, and fill it."""
     model_config, dtype = loader.config(), torch_dtype(config.dtype)
+    served = replace(model_config, max_position_embeddings=_fit(config, model_config).max_model_len)
     memory = DeviceMemory(device)
     ops = Ops(memory, dtype)
-    model = build_model(model_config, ops, AttentionShape.of(model_config, config.block_size))
+    model = build_model(served, ops, AttentionShape.of(model_config, config.block_size))
     num_tensors = loader.num_tensors()
     for num_done, (name, tensor) in enumerate(loader.weights(), start=1):
         ops.load(name, tensor)
@@ -125,22 +126,10 @@ def load_model(config: WorkerConfig, loader: ModelLoader, device: torch.device, 
 
 def build_runner(config: WorkerConfig, loaded: LoadedModel) -> BuiltRunner:
     """Give a loaded model a cache and rows."""
-    model = loaded.config
-    kv_name = config.dtype if config.kv_cache_dtype.lower() == "auto" else config.kv_cache_dtype
-    kv_dtype = KV_CACHE_DTYPES.get(kv_name)()
-    page_bytes = kv_dtype.page_bytes(config.block_size, model.num_key_value_heads, model.head_dim)
-    capacity = plan_capacity(
-        kv_cache_gib=config.kv_cache_gib,
-        block_bytes=2 * model.num_hidden_layers * page_bytes,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        max_model_len=config.max_model_len,
-        max_sequences=config.max_sequences,
-        trained_len=model.max_position_embeddings,
-    )
+    model, kv_name, capacity = loaded.config, _kv_name(config), _fit(config, loaded.config)
     cache = KVCache(
         loaded.memory,
-        kv_dtype,
+        KV_CACHE_DTYPES.get(kv_name)(),
         num_layers=model.num_hidden_layers,
         num_blocks=capacity.num_blocks,
         block_size=config.block_size,
@@ -165,4 +154,24 @@ def build_runner(config: WorkerConfig, loaded: LoadedModel) -> BuiltRunner:
         loaded.dtype,
         config.max_step_tokens,
     )
-    return BuiltRunner(runner, capacity, kv_name.lower(), cache.num_bytes)
+    return BuiltRunner(runner, capacity, kv_name, cache.num_bytes)
+
+
+def _kv_name(config: WorkerConfig) -> str:
+    """Return the name of the cache's dtype; registered names are lower-case."""
+    name = config.kv_cache_dtype.lower()
+    return config.dtype if name == "auto" else name
+
+
+def _fit(config: WorkerConfig, model: ModelConfig) -> Capacity:
+    kv_dtype = KV_CACHE_DTYPES.get(_kv_name(config))()
+    page_bytes = kv_dtype.page_bytes(config.block_size, model.num_key_value_heads, model.head_dim)
+    return plan_capacity(
+        kv_cache_gib=config.kv_cache_gib,
+        block_bytes=2 * model.num_hidden_layers * page_bytes,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_model_len=config.max_model_len,
+        max_sequences=config.max_sequences,
+        trained_len=model.max_position_embeddings,
+    )

@@ -1,15 +1,19 @@
 """What a built worker tells of itself, and what stops it from being built."""
 
 import hashlib
+import logging
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.factory import build_worker
-from plugins.errors import InvalidConfig
+from plugins.errors import InvalidConfig, ModelFileBroken
 from plugins.metrics import WORKER_KV_BYTES, WORKER_LOAD, Metric, NoMetrics
 from plugins.types import ModelInfo
+from tests.unit.gpu_worker.loading.tiny_files import write_folder
 
 DUMMY = WorkerConfig(load_format="dummy", dtype="float32", threads=1, num_blocks=10, block_size=16, max_sequences=4)
 
@@ -66,3 +70,40 @@ async def test_the_cache_may_have_a_dtype_of_its_own() -> None:
 def test_an_unknown_cache_dtype_is_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidConfig, match="unknown kv_cache_dtype 'fp3'; known: bfloat16, float32"):
         build_worker(replace(DUMMY, kv_cache_dtype="fp3"), NoMetrics(), silent)
+
+
+def test_what_is_wrong_beside_the_weights_is_told_before_they_are_read(tmp_path: Path) -> None:
+    calls: list[int] = []
+    (write_folder(tmp_path) / "tokenizer.json").write_text("{")
+
+    with pytest.raises(ModelFileBroken, match=r"tokenizer\.json: not a tokenizer"):
+        build_worker(WorkerConfig(model=str(tmp_path)), NoMetrics(), lambda phase, done, total: calls.append(done))
+    with pytest.raises(InvalidConfig, match="10 KV blocks of 16 tokens hold 160"):
+        build_worker(replace(DUMMY, max_model_len=161), NoMetrics(), lambda phase, done, total: calls.append(done))
+
+    assert calls == []
+
+
+async def test_a_model_trained_for_a_huge_context_takes_memory_for_the_one_that_is_served(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, config={"max_position_embeddings": 2**31 - 1})
+
+    worker = build_worker(replace(DUMMY, model=str(folder)), NoMetrics(), silent)
+
+    assert (await worker.describe()).model.max_model_len == 160
+
+
+@pytest.mark.parametrize(("cores", "wanted", "threads"), [({5}, None, 1), ({0, 1, 6, 7}, None, 3), ({0, 1}, 4, 4)])
+def test_of_the_cores_that_the_process_may_use_one_is_left_free(
+    cores: set[int],
+    wanted: int | None,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process_id: cores)
+
+    build_worker(replace(DUMMY, threads=wanted), NoMetrics(), silent)
+
+    loaded = next(record for record in caplog.records if record.getMessage() == "model_loaded")
+    assert loaded.__dict__["threads"] == threads
