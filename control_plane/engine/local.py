@@ -125,18 +125,28 @@ class LocalEngine:
     def generate(
         self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | None = None
     ) -> list[Completion]:
-        """Complete all prompts together and return their outputs in the same order."""
+        """Complete all prompts together and return their outputs in the same order.
+
+        Requests that `add_request` started go on meanwhile, and their deliveries are dropped.
+        Raises: as `add_request`; the other prompts are then cancelled.
+        """
         token_ids: dict[RequestId, list[TokenId]] = {}
         ends: dict[RequestId, Delivery] = {}
         waiting = deque(prompts)
-        while waiting or self.has_work():
-            # The queue is bounded: the rest of a long list goes in as it empties.
-            while waiting and self._core.load().num_waiting < self._core.max_waiting:
-                token_ids[self.add_request("", waiting.popleft(), sampling)] = []
-            for delivery in self.step():
-                token_ids[delivery.request_id] += delivery.token_ids
-                if delivery.finish is not None:
-                    ends[delivery.request_id] = delivery
+        try:
+            while waiting or len(ends) < len(token_ids):
+                # The queue is bounded: the rest of a long list goes in as it empties.
+                while waiting and self._core.load().num_waiting < self._core.max_waiting:
+                    token_ids[self.add_request("", waiting.popleft(), sampling)] = []
+                for delivery in self.step():
+                    if delivery.request_id in token_ids:
+                        token_ids[delivery.request_id] += delivery.token_ids
+                        if delivery.finish is not None:
+                            ends[delivery.request_id] = delivery
+        except BaseException:
+            for request_id in token_ids:
+                self.cancel(request_id)
+            raise
         return [self._complete(ends[request_id], tuple(ids)) for request_id, ids in token_ids.items()]
 
     def close(self) -> None:

@@ -45,6 +45,27 @@ def test_more_prompts_than_may_wait_are_completed_in_order() -> None:
         ]
 
 
+def test_a_prompt_that_is_refused_leaves_nothing_behind() -> None:
+    with make_engine() as engine:
+        with pytest.raises(InvalidRequest, match="the prompt has no tokens"):
+            engine.generate(["hello", ""], GREEDY)
+
+        (completion,) = engine.generate(["hello"], GREEDY)
+
+        assert completion.finish is FinishReason.LENGTH
+        assert len(completion.token_ids) == 6
+
+
+def test_prompts_are_completed_beside_a_request_that_runs() -> None:
+    with make_engine() as engine:
+        engine.add_request("other", "hello", SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True))
+
+        (completion,) = engine.generate(["hello"], GREEDY)
+
+        assert len(completion.token_ids) == 6
+        assert engine.has_work()
+
+
 def test_a_request_is_driven_step_by_step() -> None:
     with make_engine() as engine:
         engine.add_request("0", "foo", SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
