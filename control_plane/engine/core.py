@@ -85,13 +85,13 @@ class EngineCore:
         """A worker's step stream is live: plans may go out, from seq 1."""
         self.facts.move_link(Link.LIVE)
         self._scheduler = self._make_scheduler(worker)
-        self._owners.clear()
-        self._in_flight.clear()
 
     def detach(self, error: ServingError) -> None:
         """The step stream is gone: every request of that worker ends with this error."""
         self.facts.move_link(Link.LOST)
         self._scheduler = None
+        self._owners.clear()
+        self._in_flight.clear()
         for request_id in tuple(self._live):
             self._end(request_id, FinishReason.FAILED, error)
 

@@ -188,8 +188,7 @@ class EngineDriver:
         load = self._core.load()
         self._metrics.set(RUNNING, load.num_running)
         self._metrics.set(WAITING, load.num_waiting)
-        if load.num_blocks:
-            self._metrics.set(KV_USAGE, 1 - load.num_free_blocks / load.num_blocks)
+        self._metrics.set(KV_USAGE, 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0)
         if load.num_preemptions > self._num_preemptions:
             self._metrics.count(PREEMPTIONS, load.num_preemptions - self._num_preemptions)
             self._num_preemptions = load.num_preemptions

@@ -156,6 +156,18 @@ def test_a_lost_worker_ends_all_its_requests_and_a_new_one_starts_clean() -> Non
     assert [delivery.finish for delivery in finish_all(core, FakeWorker())] == [FinishReason.LENGTH]
 
 
+def test_without_its_worker_a_core_has_nothing_in_flight_and_nothing_to_do() -> None:
+    core = make_core()
+    core.submit(request("a"))
+    core.step()
+
+    core.detach(WorkerLost("it was killed"))
+    core.step()
+
+    assert core.num_in_flight == 0
+    assert not core.has_work()
+
+
 def test_what_cannot_be_taken_is_refused_with_the_reason() -> None:
     core = make_core(max_waiting=2)
     core.submit(request("a"))

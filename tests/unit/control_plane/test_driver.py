@@ -12,7 +12,7 @@ from control_plane.engine.streams import Output, OutputStream
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fcfs import FCFSScheduler
 from plugins.errors import DuplicateRequest, InvariantBroken, NotServing, WorkerLost
-from plugins.metrics import NoMetrics
+from plugins.metrics import KV_USAGE, RUNNING, WORKER_LINK, Metric, Metrics, NoMetrics
 from plugins.types import FinishReason, RequestId, StepPlan, TokenId
 from tests.fakes import FakeWorker, FakeWorkerHandle, expected_output, request
 
@@ -24,9 +24,19 @@ class StuckHandle(FakeWorkerHandle):
         self.worker.execute(plan)
 
 
-def make_driver() -> EngineDriver:
+class Gauges(NoMetrics):
+    """Remembers what each gauge was set to last."""
+
+    def __init__(self) -> None:
+        self.values: dict[Metric, float] = {}
+
+    def set(self, metric: Metric, value: float, *labels: str) -> None:
+        self.values[metric] = value
+
+
+def make_driver(metrics: Metrics | None = None) -> EngineDriver:
     core = EngineCore(lambda worker: FCFSScheduler(SchedulerConfig(), worker), max_waiting=8)
-    return EngineDriver(core, NoMetrics(), clock=lambda: 0.0)
+    return EngineDriver(core, metrics or NoMetrics(), clock=lambda: 0.0)
 
 
 @asynccontextmanager
@@ -124,6 +134,23 @@ async def test_a_lost_worker_raises_and_losing_it_ends_the_streams() -> None:
     assert isinstance(last.error, WorkerLost)
     with pytest.raises(NotServing):
         driver.submit(request("b"), deadline_s=None)
+
+
+async def test_a_lost_worker_uses_no_blocks_and_runs_nothing() -> None:
+    gauges = Gauges()
+    driver = make_driver(gauges)
+    handle = StuckHandle(FakeWorker())
+    async with serving(driver, handle) as running:
+        driver.submit(request("a"), deadline_s=None)
+        handle.crash(WorkerLost("it was killed"))
+        await asyncio.wait((running,))
+        before = [gauges.values[gauge] for gauge in (RUNNING, WORKER_LINK)]
+        used_before = gauges.values[KV_USAGE]
+
+        driver.lose(WorkerLost("it was killed"))
+
+    assert (before, used_before > 0) == ([1, 1], True)
+    assert [gauges.values[gauge] for gauge in (RUNNING, WORKER_LINK, KV_USAGE)] == [0, 0, 0]
 
 
 async def test_results_that_simply_end_are_a_lost_worker_too() -> None:
