@@ -34,6 +34,7 @@ from protos.worker.v1 import worker_pb2
 PROTOCOL_VERSION: Final = 1  # of the step stream, told in Hello and Ready; both ends must speak the same
 DEFAULT_SAMPLING: Final = SamplingParams()
 GOES_ON: Final = 0  # in a column of finish reasons: the row has not ended
+LAST_VERDICT: Final = FinishReason.LENGTH  # a worker says STOP or LENGTH; the other ends are the control plane's
 
 
 def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
@@ -144,8 +145,8 @@ def decode_result(message: worker_pb2.StepResult) -> tuple[StepResult, int]:
     finishes = message.finishes_u8 or bytes(len(rows))
     reader.same_length(rows_i32=rows, counts_i32=counts, finishes_u8=finishes)
     reader.total("token_ids_i32", token_ids, counts)
-    if max(finishes, default=GOES_ON) > max(FinishReason):
-        raise reader.malformed(f"finishes_u8 has {max(finishes)}; the last reason known here is {max(FinishReason)}")
+    if max(finishes, default=GOES_ON) > LAST_VERDICT:
+        raise reader.malformed(f"finishes_u8 has {max(finishes)}; a worker's last reason is {LAST_VERDICT:d}")
     result = StepResult(
         seq=message.seq,
         rows=tuple(map(Row, rows)),

@@ -96,7 +96,7 @@ def admissions(draw: st.DrawFn) -> Admission:
 def results(draw: st.DrawFn) -> StepResult:
     num_rows = draw(st.integers(0, 8))
     counts = draw(st.lists(st.integers(0, 4), min_size=num_rows, max_size=num_rows))
-    finishes = st.none() | st.sampled_from(FinishReason)
+    finishes = st.sampled_from([None, FinishReason.STOP, FinishReason.LENGTH])
     return draw(
         drawn(
             StepResult,
@@ -278,7 +278,8 @@ def test_a_malformed_admission_is_refused_with_the_field_and_the_numbers(
         ({"counts_i32": b"\xff\xff\xff\xff\x03\0\0\0"}, "counts_i32 has -1; the least is 0"),
         ({"token_ids_i32": b""}, "token_ids_i32 has 0 entries; its counts say 2"),
         ({"finishes_u8": b"\x01"}, "rows_i32 has 2, counts_i32 has 2, finishes_u8 has 1 entries"),
-        ({"finishes_u8": b"\x01\x63"}, "finishes_u8 has 99; the last reason known here is 5"),
+        ({"finishes_u8": b"\x01\x63"}, "finishes_u8 has 99; a worker's last reason is 2"),
+        ({"finishes_u8": b"\x01\x05"}, "finishes_u8 has 5; a worker's last reason is 2"),
     ],
 )
 def test_a_malformed_result_is_refused_with_the_column_and_the_numbers(fields: dict[str, bytes], message: str) -> None:
