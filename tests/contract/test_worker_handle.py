@@ -1,6 +1,6 @@
 """One suite for both ways to speak to a worker: the worker itself, and gRPC over loopback to the same worker.
 
-What only the wire can do is tested in `test_grpc_worker_handle.py`.
+What only the wire can do is tested in `tests/unit/control_plane/test_grpc_handle.py`.
 """
 
 import asyncio
