@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.factory import build_worker
+from gpu_worker.ops import Rotary
 from plugins.errors import InvalidConfig, ModelFileBroken
 from plugins.metrics import WORKER_KV_BYTES, WORKER_LOAD, Metric, NoMetrics
 from plugins.types import ModelInfo
@@ -84,12 +86,22 @@ def test_what_is_wrong_beside_the_weights_is_told_before_they_are_read(tmp_path:
     assert calls == []
 
 
-async def test_a_model_trained_for_a_huge_context_takes_memory_for_the_one_that_is_served(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, config={"max_position_embeddings": 2**31 - 1})
+def test_rotary_tables_have_a_row_for_each_position_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dummy is trained for 2,048 tokens; its cache holds 160."""
+    asked: list[int] = []
 
-    worker = build_worker(replace(DUMMY, model=str(folder)), NoMetrics(), silent)
+    class Noted(Rotary):
+        def __init__(
+            self, theta: float, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
+        ) -> None:
+            asked.append(max_positions)
+            super().__init__(theta, head_dim, max_positions, dtype, device)
 
-    assert (await worker.describe()).model.max_model_len == 160
+    monkeypatch.setattr("gpu_worker.ops.Rotary", Noted)
+
+    build_worker(DUMMY, NoMetrics(), silent)
+
+    assert asked == [160]
 
 
 @pytest.mark.parametrize(("cores", "wanted", "threads"), [({5}, None, 1), ({0, 1, 6, 7}, None, 3), ({0, 1}, 4, 4)])
