@@ -4,6 +4,7 @@ Owns the link to one worker; what its requests do meanwhile is the engine's busi
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ class WorkerSupervisor:
             bundle = await handle.tokenizer()
             text = await asyncio.to_thread(TextModel.from_bundle, bundle)
             info = await handle.open()
+            if hashlib.sha256(bundle.tokenizer_json).hexdigest() != info.tokenizer_sha256:
+                raise WorkerLost("it was replaced by one with another tokenizer while it was connected")
         except BaseException as error:
             await handle.close()
             if isinstance(error, ServingError):

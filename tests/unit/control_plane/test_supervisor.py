@@ -1,6 +1,7 @@
 """The worker supervisor: connects, notices a loss, connects again; over fake handles."""
 
 import asyncio
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -51,8 +52,11 @@ class World:
         await asyncio.wait((self.task,))
 
 
-def handle(name: str = "fake") -> FakeWorkerHandle:
-    return FakeWorkerHandle(FakeWorker(worker_info(name=name)), bundle())
+def handle(name: str = "fake", sha256: str | None = None) -> FakeWorkerHandle:
+    tokenizer = bundle()
+    info = worker_info(name=name)
+    info = replace(info, tokenizer_sha256=sha256 or hashlib.sha256(tokenizer.tokenizer_json).hexdigest())
+    return FakeWorkerHandle(FakeWorker(info), tokenizer)
 
 
 async def test_a_connected_worker_is_served_under_its_models_name() -> None:
@@ -101,6 +105,33 @@ async def test_between_two_workers_requests_are_refused_and_no_model_is_served()
     assert link_between in (Link.LOST, Link.CONNECTING)
     assert back
     assert second.is_closed
+
+
+async def test_a_worker_that_is_not_the_one_whose_tokenizer_came_is_not_served() -> None:
+    first = handle("m", sha256="of another tokenizer")
+    async with World(first, handle("n")) as world:
+        await world.changes.get()
+
+        served = [model.worker.model.name for model in world.models.all()]
+
+    assert served == ["n"]
+    assert first.is_closed
+
+
+async def test_cancelling_while_it_connects_ends_it_and_closes_the_handle() -> None:
+    class SilentHandle(FakeWorkerHandle):
+        async def open(self) -> WorkerInfo:
+            opening.set()
+            await asyncio.Event().wait()
+            return self.worker.info
+
+    opening = asyncio.Event()
+    silent = SilentHandle(FakeWorker(), bundle())
+    async with World(silent) as world:
+        await opening.wait()
+
+    assert world.task.cancelled()
+    assert silent.is_closed
 
 
 async def test_what_is_no_loss_of_a_worker_stops_the_supervisor() -> None:
