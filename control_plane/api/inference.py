@@ -19,7 +19,7 @@ from control_plane.admission.validator import Validator
 from control_plane.api.meter import RequestMeter
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.engine.streams import Output, OutputStream
-from plugins.errors import DeadlineExceeded, InvalidRequest, ServingError
+from plugins.errors import DeadlineExceeded, InvalidRequest, NotServing, ServingError
 from plugins.metrics import Metrics
 from plugins.types import FinishReason, Request, RequestId, TokenId
 from protos.codec import decode_sampling
@@ -118,6 +118,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         request, model = await _beside_the_loop(message, lambda: self._validator.validate(_submission(message)))
+        if self._validator.find_model(message.model) is not model:
+            raise NotServing("the worker was replaced while the prompt was read")
         deadline_s = self._deadline_s(context)
         if deadline_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was admitted")

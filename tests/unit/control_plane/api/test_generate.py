@@ -229,6 +229,23 @@ def start(engine: ScriptedEngine, metrics: CountedMetrics, caller: Caller) -> as
     return asyncio.create_task(first())
 
 
+async def test_a_prompt_that_was_read_for_a_worker_now_gone_never_reaches_the_next_one() -> None:
+    models, config, engine = directory(served_model()), AdmissionConfig(), ScriptedEngine()
+
+    def replace_worker() -> int:
+        models.add(served_model(num_blocks=2))
+        return 7
+
+    validator = Validator(models, config, replace_worker)
+    servicer = InferenceServicer(models, validator, engine, config, CountedMetrics(), lambda: 0.0)
+
+    with pytest.raises(NotServing, match="the worker was replaced while the prompt was read"):
+        async for _ in servicer.Generate(text_request(), Caller(60.0)):  # type: ignore[arg-type]  # as in `start`
+            pass
+
+    assert not engine.requests
+
+
 @pytest.mark.parametrize(("remaining_s", "outcome"), [(5.0, "cancelled"), (0.0, "deadline_exceeded")])
 async def test_a_call_cut_off_at_its_deadline_is_told_from_one_that_was_dropped(
     remaining_s: float, outcome: str
