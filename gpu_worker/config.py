@@ -11,7 +11,7 @@ class WorkerConfig:
     served_model_name: str | None = None  # what requests call it; None: the last part of `model`
     load_format: str = "auto"  # auto, gguf, safetensors, dummy, or a plug-in's name
     dtype: str = "bfloat16"  # of weights and activations: bfloat16 or float32
-    threads: int | None = None  # computing threads; None: cores - 1, at least 1
+    threads: int | None = None  # computing threads; None: the cores this process may use - 1, at least 1
     max_model_len: int | None = None  # tokens of prompt and output together; None: what the model was trained for
     max_sequences: int = 64  # rows: sequences that may be on the worker at once
     max_step_tokens: int = 512  # tokens in one step, prompt and decode together

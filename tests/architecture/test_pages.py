@@ -44,6 +44,12 @@ def test_every_file_that_a_page_names_exists(path: Path) -> None:
     assert [named for named in NAMED.findall(text) if not (ROOT / named).exists()] == []
 
 
+def test_the_readme_leads_to_every_page_of_the_docs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert {str(path) for path in PAGES if path.parts[0] == "docs"} - set(LINK.findall(text)) == set()
+
+
 @pytest.mark.parametrize("path", PAGES, ids=str)
 def test_every_link_of_a_page_leads_to_a_file(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
