@@ -10,8 +10,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.api.config import ServerConfig
@@ -102,7 +103,9 @@ async def _run(context: Context, workers: WorkersConfig, worker: WorkerProcess |
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     others: list[asyncio.Task[None]] = []
     if bound.done():
-        announcing = asyncio.create_task(_announce(context, bound.result(), worker))
+        address = local_address(context.section(ServerConfig).host, bound.result())
+        note_served = worker.note_served if worker else lambda: None
+        announcing = asyncio.create_task(announce(address, context.metrics_url, note_served, sys.stdout))
         others = [asyncio.create_task(worker.run(stop_worker))] if worker else []
         await asyncio.wait({serving, *others}, return_when=asyncio.FIRST_COMPLETED)
         stop.set()  # the worker gave up, or the control plane has ended anyway
@@ -131,17 +134,19 @@ def _stop_on_signals(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, handle, number)
 
 
-async def _announce(context: Context, port: int, worker: WorkerProcess | None) -> None:
-    """Say on stdout when requests are taken, each time that becomes true."""
-    address = local_address(context.section(ServerConfig).host, port)
+async def announce(address: str, metrics_url: str | None, note_served: Callable[[], None], out: TextIO) -> None:
+    """Say on `out` when requests are taken, and call `note_served`, each time that becomes true.
+
+    Nobody need read it: what is written for a reader that has gone is lost.
+    """
     with contextlib.suppress(ServingError):  # the server has ended
         async with Client(address) as client:
             async for is_ready in client.readiness():
                 if not is_ready:
                     continue
-                if worker is not None:
-                    worker.note_served()
+                note_served()
                 models = ", ".join(await client.models())
-                metrics = f", metrics at {context.metrics_url}" if context.metrics_url else ""
-                sys.stdout.write(f"Ready: {models} at {address}{metrics}\n")
-                sys.stdout.flush()
+                metrics = f", metrics at {metrics_url}" if metrics_url else ""
+                with contextlib.suppress(BrokenPipeError):
+                    out.write(f"Ready: {models} at {address}{metrics}\n")
+                    out.flush()

@@ -1,5 +1,7 @@
 """What `dihedral serve` gives its worker: the same configuration, and ports of its own."""
 
+import asyncio
+import io
 import socket
 import sys
 from pathlib import Path
@@ -8,10 +10,12 @@ import pytest
 
 from control_plane.cli.client import local_address
 from control_plane.cli.launch import Context, Invocation
-from control_plane.cli.serve import serve, worker_command, worker_place
+from control_plane.cli.serve import announce, serve, worker_command, worker_place
 from control_plane.config import Source, find_sections, load_config
 from control_plane.telemetry import PrometheusMetrics
 from plugins.errors import InvalidConfig
+from protos.inference.v1.inference_pb2 import ListModelsRequest
+from tests.unit.control_plane.api.running import running
 
 
 def invocation(flags: dict[str, object], file: Path | None = None) -> Invocation:
@@ -63,6 +67,43 @@ def test_else_the_worker_gets_a_port_that_is_free() -> None:
 def test_a_host_that_is_not_ours_is_refused_by_name(host: str) -> None:
     with pytest.raises(InvalidConfig, match=f"worker.host '{host}' is not an address of this machine"):
         worker_place(invocation({"worker.host": host}).config)
+
+
+class Pipe(io.StringIO):
+    """Notes each line that was written whole; a reader that has gone breaks it, as on a real pipe."""
+
+    def __init__(self, has_reader: bool) -> None:
+        super().__init__()
+        self.flushed = asyncio.Event()
+        self._has_reader = has_reader
+
+    def flush(self) -> None:
+        self.flushed.set()
+        if not self._has_reader:
+            raise BrokenPipeError
+
+
+@pytest.mark.parametrize("has_reader", [True, False])
+async def test_readiness_is_told_and_noted_each_time_also_when_nobody_reads_it_any_more(has_reader: bool) -> None:
+    noted, out = asyncio.Event(), Pipe(has_reader)
+    async with running() as run:
+        address = f"127.0.0.1:{run.port}"
+        announcing = asyncio.create_task(announce(address, "http://m", noted.set, out))
+        run.health.set_ready(True, ["small"])
+        await out.flushed.wait()
+        first = out.getvalue()
+        noted.clear()
+
+        while not noted.is_set() and not announcing.done():  # a watcher may miss a change that was short
+            run.health.set_ready(False)
+            await run.inference.ListModels(ListModelsRequest())
+            run.health.set_ready(True, ["small"])
+            await run.inference.ListModels(ListModelsRequest())
+        announcing.cancel()
+        await asyncio.wait((announcing,))
+
+    assert first == f"Ready: small at {address}, metrics at http://m\n"
+    assert noted.is_set()
 
 
 def test_an_address_of_another_worker_is_refused() -> None:
