@@ -10,6 +10,7 @@ greedy, and every answer has 128 tokens to a prompt of 128. Exits with 1 if a ra
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -91,6 +92,8 @@ def race(
     RESULTS.mkdir(exist_ok=True)
     try:
         measured = asyncio.run(_race(console, config, threads, rounds, serve_arguments, RESULTS / f"{name}.log"))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     except ServingError as error:
         console.print(f"{error}", style="red", markup=False)
         return 1
@@ -209,8 +212,9 @@ async def _race(
             racers = _Racers(reference, client, await WordList.measure(client.tokenize))
             measured = []
             for seed in range(rounds + 1):
-                progress.update(task, description=f"round {seed}" if seed else "warm-up", completed=seed)
+                progress.update(task, description=f"round {seed}" if seed else "warm-up")
                 measured.append(await racers.round(seed))
+                progress.advance(task)
     return measured[1:]
 
 

@@ -8,6 +8,7 @@ once to find how many requests fill the time, and then runs `--repeats` times, e
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -62,6 +63,8 @@ def run(
         results = asyncio.run(
             _run(console, chosen, seconds, repeats, address, serve_arguments, RESULTS / f"{name}.log")
         )
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     except ServingError as error:
         console.print(f"{error}", style="red", markup=False)
         return 1

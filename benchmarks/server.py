@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.load import Clock
-from plugins.errors import Code, ServingError
+from plugins.errors import Code, InvariantBroken, ServingError
 from protos.channel import channel_options
 
 SERVE = (sys.executable, "-m", "control_plane.cli", "serve")
@@ -49,24 +49,38 @@ async def running_server(
 ) -> AsyncIterator[Server]:
     """Run a server with these arguments on free ports, its output in `log`, while the context lasts.
 
+    SIGTERM meanwhile cancels the calling task, so that the server never outlives it.
+
     Raises: ServerNotReady: it ended, or was not ready in time; the message has the end of its log.
     """
     (port,) = free_ports(1)
     command = (*program, f"--server.port={port}", "--metrics.port=0", *arguments)
+    address = f"127.0.0.1:{port}"
     start_s = clock()
-    with log.open("wb") as output:
+    with log.open("wb") as output, _cancelled_by_sigterm():
         process = await asyncio.create_subprocess_exec(
             *command, stdout=output, stderr=output, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
-    address = f"127.0.0.1:{port}"
-    try:
         try:
-            await wait_until_ready(address, limit_s, process)
-        except ServerNotReady as error:
-            raise ServerNotReady(f"the server did not start: {error}; its log ends with:\n{_tail(log)}") from error
-        yield Server(address, process.pid, round(clock() - start_s, 2), command)
+            try:
+                await wait_until_ready(address, limit_s, process)
+            except ServerNotReady as error:
+                raise ServerNotReady(f"the server did not start: {error}; its log ends with:\n{_tail(log)}") from error
+            yield Server(address, process.pid, round(clock() - start_s, 2), command)
+        finally:
+            await _stop(process)
+
+
+@contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    if task is None:
+        raise InvariantBroken("a server is run from a task")
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
     finally:
-        await _stop(process)
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def wait_until_ready(address: str, limit_s: float, process: asyncio.subprocess.Process | None = None) -> None:

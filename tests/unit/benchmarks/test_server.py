@@ -1,6 +1,7 @@
 """Waiting for a server, and the ports that one is given."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -50,6 +51,22 @@ async def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(tmp_
     with pytest.raises(ServerNotReady, match=r"(?s)the process ended with status 1; .*cannot use --no-such-flag=1"):
         async with running_server(["--no-such-flag=1"], tmp_path / "log", 60, lambda: 0.0, program):
             pass
+
+
+async def test_sigterm_ends_the_server_with_its_user(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    kill_the_parent = "print(os.getpid(), flush=True); os.kill(os.getppid(), signal.SIGTERM); signal.pause()"
+    program = (sys.executable, "-c", f"import os, signal; {kill_the_parent}")
+
+    async def use() -> None:
+        async with running_server([], log, 60, lambda: 0.0, program):
+            pass
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(use())
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text()), 0)
 
 
 def test_free_ports_are_different() -> None:
