@@ -67,7 +67,6 @@ def test_an_object_with_a_misspelt_field_would_be_found() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(
-    gpus=st.integers(0, 8),
     metrics=st.booleans(),
     ports=st.tuples(st.integers(1024, 65535), st.integers(1024, 65535), st.integers(1024, 65535)),
     drain_s=st.floats(0, 600, allow_nan=False),
@@ -76,11 +75,10 @@ def test_an_object_with_a_misspelt_field_would_be_found() -> None:
     service=st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"]),
 )
 def test_the_chart_is_valid_and_consistent_whatever_the_values(
-    gpus: int, metrics: bool, ports: tuple[int, int, int], drain_s: float, startup_s: int, name: str, service: str
+    metrics: bool, ports: tuple[int, int, int], drain_s: float, startup_s: int, name: str, service: str
 ) -> None:
     objects = render(
         {
-            "worker.gpus": gpus,
             "worker.startupTimeoutSeconds": startup_s,
             "controlPlane.service.type": service,
             "controlPlane.podLabels": {"team": "a"},
@@ -135,15 +133,11 @@ def test_a_pod_is_not_killed_while_it_drains(drain_s: float, grace_s: int) -> No
     assert pod["terminationGracePeriodSeconds"] == grace_s
 
 
-def test_a_worker_without_gpus_renders_nothing_about_gpus() -> None:
-    assert "gpu" not in yaml.safe_dump(render({"worker.gpus": 0})).lower()
-
-
-def test_gpus_are_a_limit_beside_those_of_the_values() -> None:
-    objects = render({"worker.gpus": 2, "worker.gpuResource": "amd.com/gpu"})
+def test_resources_of_any_name_are_asked_for_beside_those_of_the_values() -> None:
+    objects = render({"worker.resources": {"limits": {"hugepages-2Mi": "1Gi"}}})
     (container,) = pod_of(objects, "worker")["containers"]
 
-    assert container["resources"]["limits"] == {"memory": "4Gi", "amd.com/gpu": 2}
+    assert container["resources"]["limits"] == {"memory": "4Gi", "hugepages-2Mi": "1Gi"}
 
 
 def test_metrics_that_are_off_have_no_port_and_no_annotation() -> None:

@@ -74,9 +74,9 @@ def test_the_control_plane_is_not_told_what_only_the_worker_needs() -> None:
     ("values", "complaint"),
     [
         ({"workr": {}}, "additional properties 'workr' not allowed"),
-        ({"worker.gpu": 1}, "additional properties 'gpu' not allowed"),
-        ({"worker.gpus": -1}, "minimum: got -1, want 0"),
-        ({"worker.gpus": "1"}, "got string, want integer"),
+        ({"worker.gpus": 1}, "additional properties 'gpus' not allowed"),
+        ({"worker.startupTimeoutSeconds": 4}, "minimum: got 4, want 5"),
+        ({"worker.startupTimeoutSeconds": "5"}, "got string, want integer"),
         ({"config.scheduler.max_step_token": 1}, "additional properties 'max_step_token' not allowed"),
         ({"config.worker.host": "0.0.0.0"}, "additional properties 'host' not allowed"),
         ({"config.worker.threads": "two"}, "got string, want null or integer"),
