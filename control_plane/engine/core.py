@@ -127,8 +127,8 @@ class EngineCore:
     def step(self, results: Iterable[StepResult] = ()) -> StepOutput:
         """Take the results that arrived, in order, and plan as far ahead as the scheduler allows.
 
-        Raises: PlanOutOfOrder: a result is not that of the oldest plan in flight; whatever the scheduler raises,
-        as it was.
+        Raises: PlanOutOfOrder: a result is not that of the oldest plan in flight, or tells of rows that are not in
+        it; whatever the scheduler raises, as it was.
         """
         for result in results:
             self._take(result)
@@ -183,6 +183,9 @@ class EngineCore:
             expected = self._in_flight[0].seq if self._in_flight else "none"
             raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
         owners = self._in_flight.popleft().owners
+        strangers = {*result.rows, *(failure.row for failure in result.failures)} - owners.keys()
+        if strangers:
+            raise PlanOutOfOrder(f"result {result.seq} tells of rows {sorted(strangers)}, which its plan does not name")
         finished = {end.request_id: end.reason for end in self._scheduler.update(result)}
         start = 0
         for row, count in zip(result.rows, result.counts, strict=True):

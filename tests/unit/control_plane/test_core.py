@@ -7,7 +7,7 @@ from control_plane.engine.facts import Intake
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fcfs import FCFSScheduler
 from plugins.errors import DuplicateRequest, NotServing, PlanOutOfOrder, QueueFull, WorkerLost
-from plugins.types import FinishReason, RequestId, RowFailure, StepResult
+from plugins.types import FinishReason, RequestId, Row, RowFailure, StepResult
 from tests.fakes import EOS, FakeWorker, expected_output, request, worker_info
 
 A, B = RequestId("a"), RequestId("b")
@@ -209,6 +209,22 @@ def test_a_result_that_skips_a_plan_is_out_of_order() -> None:
 
     with pytest.raises(PlanOutOfOrder, match="result 2 came, expected 1"):
         core.step([StepResult(seq=2)])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        StepResult(seq=1, rows=(Row(5),), counts=(0,), finishes=(None,)),
+        StepResult(seq=1, failures=(RowFailure(Row(5), "NAN_LOGITS", "not a number"),)),
+    ],
+)
+def test_a_result_about_a_row_that_its_plan_does_not_name_is_out_of_order(result: StepResult) -> None:
+    core = make_core()
+    core.submit(request("a"))
+    core.step()
+
+    with pytest.raises(PlanOutOfOrder, match=r"result 1 tells of rows \[5\], which its plan does not name"):
+        core.step([result])
 
 
 def test_what_a_scheduler_raises_reaches_the_caller_as_it_was() -> None:
