@@ -13,7 +13,7 @@ from control_plane.telemetry import MetricsConfig
 from control_plane.workers.config import WorkersConfig
 from gpu_worker.config import WorkerConfig
 from tests.chart.config_schema import SCHEMA, config_schema
-from tests.chart.rendering import CHART, config_file, render, template
+from tests.chart.rendering import CHART, config_file, find, render, template
 
 
 def load(path: Path) -> Config:
@@ -55,9 +55,18 @@ def test_config_reaches_the_planes_word_for_word(tmp_path: Path) -> None:
     assert control_plane.section(SchedulerConfig) == SchedulerConfig(max_step_tokens=20_000_000, watermark_ratio=0.05)
     assert control_plane.section(WorkersConfig).address.endswith(":6000")
     assert worker.section(WorkerConfig) == WorkerConfig(
-        model="/models/llama", kv_cache_gib=2.5, port=6000, host="0.0.0.0"
+        model="/models/llama", kv_cache_gib=2.5, port=6000, threads=2, host="0.0.0.0"
     )
     assert worker.section(MetricsConfig).port == 9000
+
+
+def test_the_worker_computes_with_the_cores_that_its_pod_requests(tmp_path: Path) -> None:
+    objects = render()
+
+    (container,) = find(objects, "StatefulSet", "cell-dihedral-worker")["spec"]["template"]["spec"]["containers"]
+    worker = load(config_file(objects, "cell-dihedral-worker", tmp_path)).section(WorkerConfig)
+    assert container["resources"]["requests"]["cpu"] == "2"
+    assert worker.threads == 2
 
 
 def test_the_control_plane_is_not_told_what_only_the_worker_needs() -> None:
