@@ -46,6 +46,7 @@ class LoadedModel:
     dtype: torch.dtype
     memory: DeviceMemory
     num_parameters: int
+    packed_bytes: int  # of weights that are held a second time, in the layout that multiplies fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
             "dtype": info.model.dtype,
             "num_parameters": info.model.num_parameters,
             "weight_bytes": loaded.memory.num_bytes("weights"),
+            "packed_bytes": loaded.packed_bytes,
             "kv_bytes": info.kv_bytes,
             "num_blocks": info.num_blocks,
             "max_model_len": info.model.max_model_len,
@@ -121,7 +123,7 @@ def load_model(config: WorkerConfig, loader: ModelLoader, device: torch.device, 
         ops.load(name, tensor)
         progress("load", num_done, num_tensors)
     ops.finish_loading()
-    return LoadedModel(model, model_config, dtype, memory, ops.num_parameters)
+    return LoadedModel(model, model_config, dtype, memory, ops.num_parameters, ops.packed_bytes)
 
 
 def build_runner(config: WorkerConfig, loaded: LoadedModel) -> BuiltRunner:

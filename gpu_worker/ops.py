@@ -42,6 +42,11 @@ class Ops:
         """Weights of the model, shared ones counted once."""
         return sum(tensor.numel() for tensor in self._storage.values())
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed copies, which are held beside the plain weights; 0 until loading is finished."""
+        return sum(linear.packed_bytes for linear in self._linears)
+
     def load(self, name: str, tensor: Tensor) -> None:
         """Copy one tensor of a checkpoint to its place.
 
@@ -154,12 +159,15 @@ class Linear:
     def __init__(self, weight_FE: Tensor) -> None:
         self._weight_FE = weight_FE
         self._matmul: Matmul = self._plain
+        self.packed_bytes = 0  # of the second copy
 
     def pack(self) -> None:
         """Take up what was loaded."""
         has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if self._weight_FE.device.type == "cpu" and has_onednn:
-            self._matmul = _packed(self._weight_FE)
+            packed: Tensor = torch.ops.mkldnn._reorder_linear_weight.default(self._weight_FE, None)
+            self._matmul = _multiply_by(packed)
+            self.packed_bytes = int(torch.ops.mkldnn._nbytes.default(packed))  # with the padding of its blocks
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """[T, E] to [T, F]."""
@@ -169,8 +177,7 @@ class Linear:
         return F.linear(x_TE, self._weight_FE)
 
 
-def _packed(weight_FE: Tensor) -> Matmul:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight.default(weight_FE, None)
+def _multiply_by(packed: Tensor) -> Matmul:
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def matmul(x_TE: Tensor) -> Tensor:

@@ -104,6 +104,18 @@ def test_rotary_tables_have_a_row_for_each_position_that_is_served(monkeypatch: 
     assert asked == [160]
 
 
+def test_what_is_loaded_tells_the_weights_and_their_packed_copies(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    build_worker(DUMMY, NoMetrics(), silent)
+
+    loaded = next(record for record in caplog.records if record.getMessage() == "model_loaded")
+    num_linear = 272 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 128 * 3)
+    assert loaded.__dict__["weight_bytes"] == (num_linear + 272 * 64 + 2 * 64 * 2 + 64) * 4
+    assert (loaded.__dict__["packed_bytes"] >= num_linear * 4) == has_onednn
+
+
 @pytest.mark.parametrize(("cores", "wanted", "threads"), [({5}, None, 1), ({0, 1, 6, 7}, None, 3), ({0, 1}, 4, 4)])
 def test_of_the_cores_that_the_process_may_use_one_is_left_free(
     cores: set[int],

@@ -38,6 +38,22 @@ def test_loading_again_replaces_the_weights() -> None:
     assert linear(torch.tensor([[5.0, 7.0]])).tolist() == [[10.0]]
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="weights are packed by oneDNN")  # type: ignore[no-untyped-call]  # torch leaves it untyped
+def test_the_packed_copies_are_counted_beside_the_plain_weights() -> None:
+    """A tied head is packed too; only the embedding that it shares is held once."""
+    ops = make_ops()
+    ops.linear([("a", 64), ("b", 64)], width=64)
+    ops.tied_head(ops.embedding("e", vocab_size=192, width=64))
+    for name, num_rows in (("a", 64), ("b", 64), ("e", 192)):
+        ops.load(name, torch.zeros(num_rows, 64))
+    before = ops.packed_bytes
+
+    ops.finish_loading()
+
+    assert before == 0
+    assert ops.packed_bytes == (128 * 64 + 192 * 64) * 4
+
+
 def test_a_tied_head_multiplies_by_the_embedding_and_is_counted_once() -> None:
     ops = make_ops()
     embedding = ops.embedding("e", vocab_size=3, width=2)
