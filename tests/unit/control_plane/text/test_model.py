@@ -1,7 +1,15 @@
 """What becomes of text on its way to tokens."""
 
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
 import pytest
 
+from control_plane.text.chat import ChatTemplate
 from control_plane.text.model import TextModel
 from plugins.errors import ModelFileBroken
 from plugins.types import TokenId, TokenizerBundle
@@ -75,3 +83,51 @@ def test_a_bos_token_outside_the_vocabulary_is_refused_by_name() -> None:
 
 def _bundle_of(tokenizer_json: bytes) -> TokenizerBundle:
     return TokenizerBundle(tokenizer_json=tokenizer_json, chat_template="", bos_token="", eos_token="", add_bos=False)
+
+
+class Watched:
+    """A tokenizer, and whether it is at work."""
+
+    def __init__(self, is_at_work: threading.Event) -> None:
+        self._tokenizer = tokenizer()
+        self._is_at_work = is_at_work
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._tokenizer, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            self._is_at_work.set()
+            try:
+                return attribute(*arguments, **options)
+            finally:
+                self._is_at_work.clear()
+
+        return call
+
+
+LONG = "hello " * 200_000
+LONG_WORK: dict[str, Callable[[TextModel], object]] = {
+    "text": lambda model: model.encode(LONG),
+    "chat": lambda model: model.encode_chat([("user", LONG)]),
+    "chat with a special token": lambda model: model.encode_chat([("user", LONG + "<|im_end|>")]),
+    "decode": lambda model: model.decode([merged("hello")] * 1_000_000),
+}
+
+
+@pytest.mark.parametrize("work", LONG_WORK.values(), ids=LONG_WORK)
+def test_other_threads_run_while_a_long_text_is_worked_on(
+    work: Callable[[TextModel], object], request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # who holds the interpreter gives it up when another asks, unless it cannot
+    is_at_work = threading.Event()
+    watched: Any = Watched(is_at_work)
+    template = ChatTemplate("{{ messages[0]['content'] }}", "", "", datetime.now)
+    thread = threading.Thread(target=work, args=(TextModel(watched, watched, template, None),))
+    num_turns = 0
+
+    thread.start()
+    while thread.is_alive():
+        num_turns += is_at_work.is_set()
+
+    assert num_turns > 10_000  # a hundred or so while it cannot
