@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -74,7 +75,13 @@ class _Channel:
 
     def put(self, item: StepResult | Exception | None) -> None:
         """Called from the device thread."""
-        self._loop.call_soon_threadsafe(self.items.put_nowait, item)
+        _tell(self._loop, partial(self.items.put_nowait, item))
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Let a loop make a call. One that is closed has nobody left to tell."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 class Worker:
@@ -109,7 +116,8 @@ class Worker:
 
     async def open(self) -> WorkerInfo:
         """Forget all rows, after the plans before this call and before those behind it; results of the former
-        are dropped, and whoever still reads them is told the end."""
+        are dropped, and whoever still reads them is told the end. What the runner raises is raised here as it was,
+        and the worker computes nothing until it is opened again."""
         if self._is_closed:
             raise RuntimeError("the worker is closed")
         if self._thread.ident is None:
@@ -196,7 +204,7 @@ class _DeviceThread:
                     self._guarded(self._deliver)
                 return
             if isinstance(command, _Opened):
-                self._open(command)
+                self._guarded(partial(self._open, command))
             else:
                 self._guarded(partial(self._launch, command))
 
@@ -212,10 +220,15 @@ class _DeviceThread:
 
     def _open(self, opened: _Opened) -> None:
         self._launched.clear()
-        self._runner.reset()
-        self._channel = opened.channel
-        self._next_seq = 1
-        opened.done.get_loop().call_soon_threadsafe(_finish, opened.done)
+        self._channel, self._next_seq = opened.channel, 1
+        failure: Exception | None = None
+        try:
+            self._runner.reset()
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            _tell(opened.done.get_loop(), partial(_finish, opened.done, failure))
 
     def _launch(self, submitted: _Submitted) -> None:
         if self._channel is None:
@@ -241,6 +254,10 @@ class _DeviceThread:
         self._metrics.set(WORKER_ROWS, self._runner.num_rows)
 
 
-def _finish(done: asyncio.Future[None]) -> None:
-    if not done.done():
+def _finish(done: asyncio.Future[None], failure: Exception | None) -> None:
+    if done.done():
+        return  # whoever opened waits no longer
+    if failure is None:
         done.set_result(None)
+    else:
+        done.set_exception(failure)

@@ -43,9 +43,11 @@ class FakeRunner:
         self.is_ready = is_ready
         self.events: list[str] = []
         self.on_launch: Callable[[StepPlan], None] = lambda plan: None
+        self.on_reset: Callable[[], None] = lambda: None
 
     def reset(self) -> None:
         self.events.append("reset")
+        self.on_reset()
 
     def launch(self, plan: StepPlan) -> FakePending:
         self.events.append(f"launch {plan.seq}")
@@ -173,6 +175,61 @@ async def test_an_unexpected_error_reaches_the_reader_and_a_new_owner_starts_afr
 
     assert [result.seq for result in results] == [1]
     assert runner.events == ["reset", "launch 1", "reset", "launch 1", "result 1"]
+
+
+async def test_what_goes_wrong_while_it_is_opened_reaches_who_opens_and_the_next_may_try_again() -> None:
+    runner = FakeRunner()
+
+    def fail_once() -> None:
+        runner.on_reset = lambda: None
+        raise MemoryError("no room for the rows")
+
+    runner.on_reset = fail_once
+    async with worker_over(runner) as worker:
+        with pytest.raises(MemoryError, match="no room for the rows"):
+            await worker.open()
+        submit(worker, [1])
+
+        await worker.open()
+        submit(worker, [1])
+        results = await take(worker, 1)
+
+    assert [result.seq for result in results] == [1]
+    assert runner.events == ["reset", "reset", "launch 1", "result 1"]
+
+
+def test_an_owner_whose_loop_has_ended_leaves_the_worker_to_the_next() -> None:
+    runner = FakeRunner()
+    is_launched, is_left = threading.Event(), threading.Event()
+    worker = Worker(runner, worker_info(), BUNDLE, 1, NoMetrics())
+
+    def wait_until_left(plan: StepPlan) -> None:
+        is_launched.set()
+        if not is_left.wait(10):
+            pytest.fail("never left")
+
+    async def leave_while_it_computes() -> None:
+        await worker.open()
+        submit(worker, [1])
+        await asyncio.to_thread(is_launched.wait, 10)
+        opening = asyncio.ensure_future(worker.open())
+        await asyncio.sleep(0)  # the command of `open` is in the queue now
+        opening.cancel()
+
+    async def use() -> list[StepResult]:
+        await worker.open()
+        submit(worker, [1])
+        results = await take(worker, 1)
+        await worker.close()
+        return results
+
+    runner.on_launch = wait_until_left
+    asyncio.run(leave_while_it_computes())
+    is_left.set()
+    results = asyncio.run(use())
+
+    assert [result.seq for result in results] == [1]
+    assert runner.events == ["reset", "launch 1", "result 1", "reset", "reset", "launch 1", "result 1"]
 
 
 async def test_opening_again_ends_the_results_of_the_owner_before() -> None:
