@@ -4,6 +4,7 @@ Built from what the worker handed over, so that the control plane needs no model
 a prompt is the business of `chat.py`, text that arrives token by token that of `detokenizer.py`.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -39,7 +40,8 @@ class TextModel:
 
         Raises: ModelFileBroken: the tokenizer cannot be read, or a text should start with a token it does not have.
         """
-        plain, marking = _load(bundle.tokenizer_json), _load(bundle.tokenizer_json)
+        plain = _load(bundle.tokenizer_json)
+        marking = _literal(plain)
         plain.encode_special_tokens = True
         bos = None
         if bundle.add_bos:
@@ -95,6 +97,14 @@ def _load(tokenizer_json: bytes) -> Tokenizer:
     tokenizer.no_truncation()  # a file may carry the settings of its training
     tokenizer.no_padding()
     return tokenizer
+
+
+def _literal(tokenizer: Tokenizer) -> Tokenizer:
+    """Copy a tokenizer, to find special tokens as they are written and not in what its normalizer makes of a text."""
+    tree = json.loads(tokenizer.to_str())
+    for token in tree["added_tokens"]:
+        token["normalized"] = token["normalized"] and not token["special"]
+    return Tokenizer.from_str(json.dumps(tree))
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> tuple[TokenId, ...]:
