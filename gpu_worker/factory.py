@@ -20,7 +20,7 @@ from gpu_worker.device.memory import DeviceMemory
 from gpu_worker.kv import dtypes as _built_in_kv_cache_dtypes  # noqa: F401  they register themselves
 from gpu_worker.kv.cache import KVCache
 from gpu_worker.kv.capacity import Capacity, plan_capacity
-from gpu_worker.loading.open import open_model
+from gpu_worker.loading.open import open_model, read_weights, reading
 from gpu_worker.models.registry import Model, build_model
 from gpu_worker.ops import Ops
 from gpu_worker.runner.model_runner import ModelRunner
@@ -66,7 +66,8 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
     """
     started_s = time.monotonic()
     loader, name = open_model(config)
-    bundle = loader.tokenizer()  # before the weights, which take longer: what is wrong is told at once
+    with reading():
+        bundle = loader.tokenizer()  # before the weights, which take longer: what is wrong is told at once
     loaded = load_model(config, loader, torch.device("cpu"), progress)
     built = build_runner(config, loaded)
     info = WorkerInfo(
@@ -113,13 +114,14 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
 
 def load_model(config: WorkerConfig, loader: ModelLoader, device: torch.device, progress: Progress) -> LoadedModel:
     """Build the model that the checkpoint describes, for the context that is served, and fill it."""
-    model_config, dtype = loader.config(), torch_dtype(config.dtype)
+    with reading():
+        model_config, num_tensors = loader.config(), loader.num_tensors()
+    dtype = torch_dtype(config.dtype)
     served = replace(model_config, max_position_embeddings=_fit(config, model_config).max_model_len)
     memory = DeviceMemory(device)
     ops = Ops(memory, dtype)
     model = build_model(served, ops, AttentionShape.of(model_config, config.block_size))
-    num_tensors = loader.num_tensors()
-    for num_done, (name, tensor) in enumerate(loader.weights(), start=1):
+    for num_done, (name, tensor) in enumerate(read_weights(loader), start=1):
         ops.load(name, tensor)
         progress("load", num_done, num_tensors)
     ops.finish_loading()

@@ -3,13 +3,17 @@
 What a format means is its loader's business.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from torch import Tensor
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.loading import dummy_loader, embedded, gguf_loader, safetensors_loader  # noqa: F401  loaders register
 from gpu_worker.loading.gguf_file import MAGIC
 from gpu_worker.loading.hub import fetch, is_hub_id
-from plugins.errors import InvalidConfig, ModelNotFound
+from plugins.errors import InvalidConfig, ModelFileBroken, ModelNotFound
 from plugins.model_loader import MODEL_LOADERS, ModelLoader
 
 _AUTO, _DUMMY, _GGUF, _SAFETENSORS = "auto", "dummy", "gguf", "safetensors"
@@ -32,8 +36,28 @@ def open_model(config: WorkerConfig) -> tuple[ModelLoader, str]:
         options = {"seed": config.seed} if load_format == _DUMMY else {}
         loader = MODEL_LOADERS.get(load_format)(path, options)
     except OSError as error:  # such as a volume whose files belong to somebody else
-        raise ModelNotFound(f"{error.filename}: cannot be read: {error.strerror}; check its owner and mode") from error
+        raise ModelNotFound(_why(error)) from error
     return loader, config.served_model_name or name
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Hold while an opened loader reads. Raises: ModelFileBroken: the system refuses a file, or it has gone."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelFileBroken(_why(error)) from error
+
+
+def read_weights(loader: ModelLoader) -> Iterator[tuple[str, Tensor]]:
+    """Yield a loader's weights. Raises: ModelFileBroken, as `reading` does; the taker's own errors pass."""
+    with reading():
+        yield from loader.weights()
+
+
+def _why(error: OSError) -> str:
+    where, why = error.filename or "a file of the model", error.strerror or error
+    return f"{where}: cannot be read: {why}; check its owner and mode"
 
 
 def _locate(model: str | None, load_format: str) -> tuple[Path | None, str]:

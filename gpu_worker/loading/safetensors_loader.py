@@ -54,7 +54,7 @@ class SafetensorsLoader(ModelLoader):
                     for name in names:
                         if not is_ignored(name, self._config):
                             yield name, file.get_tensor(name)
-            except SafetensorError as error:
+            except (SafetensorError, OSError) as error:  # neither carries the file's name
                 raise ModelFileBroken(f"{path}: {error}; fetch it again") from error
 
 

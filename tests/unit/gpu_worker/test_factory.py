@@ -1,5 +1,6 @@
 """What a built worker tells of itself, and what stops it from being built."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -10,12 +11,14 @@ import pytest
 import torch
 
 from gpu_worker.config import WorkerConfig
-from gpu_worker.factory import build_worker
+from gpu_worker.factory import build_worker, load_model
+from gpu_worker.loading.dummy_loader import DummyLoader
+from gpu_worker.loading.open import open_model
 from gpu_worker.ops import Rotary
 from plugins.errors import InvalidConfig, ModelFileBroken
 from plugins.metrics import WORKER_KV_BYTES, WORKER_LOAD, Metric, NoMetrics
 from plugins.types import ModelInfo
-from tests.unit.gpu_worker.loading.tiny_files import write_folder
+from tests.unit.gpu_worker.loading.tiny_files import write_folder, write_gguf
 
 DUMMY = WorkerConfig(load_format="dummy", dtype="float32", threads=1, num_blocks=10, block_size=16, max_sequences=4)
 
@@ -84,6 +87,37 @@ def test_what_is_wrong_beside_the_weights_is_told_before_they_are_read(tmp_path:
         build_worker(replace(DUMMY, max_model_len=161), NoMetrics(), lambda phase, done, total: calls.append(done))
 
     assert calls == []
+
+
+@pytest.mark.parametrize("method", ["tokenizer", "config", "weights"])
+def test_a_file_that_may_not_be_read_after_all_is_told_by_its_name(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: DummyLoader) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/models/a.json")
+
+    monkeypatch.setattr(DummyLoader, method, refused)
+
+    with pytest.raises(ModelFileBroken, match=r"^/models/a\.json: cannot be read: Permission denied; check its owner"):
+        build_worker(DUMMY, NoMetrics(), silent)
+
+
+def test_a_file_that_vanishes_before_its_weights_are_read_is_told_by_its_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    config = WorkerConfig(model=str(path), num_blocks=10)
+    loader, _ = open_model(config)
+    path.unlink()
+
+    with pytest.raises(ModelFileBroken, match=r"tiny\.gguf: cannot be read: No such file or directory"):
+        load_model(config, loader, torch.device("cpu"), silent)
+
+
+def test_an_error_of_the_progress_is_not_taken_for_one_of_the_model() -> None:
+    def unheard(phase: str, done: int, total: int) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        build_worker(DUMMY, NoMetrics(), unheard)
 
 
 def test_rotary_tables_have_a_row_for_each_position_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

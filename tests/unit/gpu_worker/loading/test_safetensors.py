@@ -204,6 +204,15 @@ def test_a_missing_shard_is_named_with_a_tensor_of_it(tmp_path: Path) -> None:
         SafetensorsLoader(folder, {})
 
 
+def test_a_shard_that_vanishes_before_it_is_read_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path)
+    loader = SafetensorsLoader(folder, {})
+    (folder / "model-2.safetensors").unlink()
+
+    with pytest.raises(ModelFileBroken, match=r"model-2\.safetensors: No such file or directory"):
+        list(loader.weights())
+
+
 def test_a_shard_without_a_tensor_that_the_index_places_there_is_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path)
     save_file({"other": torch.zeros(1)}, folder / "model-2.safetensors")
