@@ -218,8 +218,8 @@ def test_an_embedded_model_of_other_bytes_is_refused_with_both_checksums(monkeyp
 
 
 def test_a_hub_id_offline_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
     with pytest.raises(
         ModelNotFound, match=r"'org/name' is no local path .*HF_HUB_OFFLINE is set .* unset it"
@@ -233,7 +233,7 @@ def test_a_hub_that_does_not_answer_is_refused_with_the_reason(monkeypatch: pyte
     def unreachable(hub_id: str, **patterns: object) -> str:
         raise ConnectionError("no route to host\nand more")
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
 
     with pytest.raises(ModelNotFound, match=r"cannot be had from the hub \(ConnectionError: no route to host\)"):
