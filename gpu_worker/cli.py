@@ -35,6 +35,7 @@ class LoadingStopped(Exception):
 def main(context: CommandContext) -> int:
     """Serve one model until SIGTERM, SIGINT or the end of the parent. Returns 1 if the worker failed.
 
+    A second signal ends the process where it stands, with 1.
     Raises: InvalidConfig: the port, the model or its files.
     """
     parent = os.environ.get(VARIABLE)
@@ -42,10 +43,16 @@ def main(context: CommandContext) -> int:
     return asyncio.run(run_worker(context.section(WorkerConfig), context.metrics, parent_fd, sys.stderr))
 
 
-async def run_worker(config: WorkerConfig, metrics: Metrics, parent_fd: int | None, out: TextIO) -> int:
+async def run_worker(
+    config: WorkerConfig,
+    metrics: Metrics,
+    parent_fd: int | None,
+    out: TextIO,
+    exit_now: Callable[[int], object] = os._exit,
+) -> int:
     """Listen, load, serve, stop. `out` shows the progress of loading if it is a terminal."""
     stop = asyncio.Event()
-    _stop_on_signals(stop)
+    _stop_on_signals(stop, out, exit_now)
     if parent_fd is not None:
         _stop_with_parent(stop, parent_fd)
     failures: list[Exception] = []
@@ -102,10 +109,22 @@ def _progress(config: WorkerConfig, out: TextIO) -> Iterator[SayProgress]:
         yield lambda phase, done, total: bar.update(task, description=f"{phase} {model}", completed=done, total=total)
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
+def _stop_on_signals(stop: asyncio.Event, out: TextIO, exit_now: Callable[[int], object]) -> None:
+    """Let the first SIGTERM or SIGINT ask the process to end, and a second one make it.
+
+    Ending waits for threads: for the file that is being downloaded, the weights being packed, the step that computes.
+    """
+
+    def handle(number: signal.Signals) -> None:
+        logger.info("signal_received", extra={"signal": number.name})
+        if stop.is_set():
+            logger.warning("stopped_without_waiting")
+            Console(file=out).show_cursor()  # which a bar has hidden
+            exit_now(1)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, handle, number)
 
 
 def _stop_with_parent(stop: asyncio.Event, parent_fd: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.workers.grpc_handle import GrpcWorkerHandle
-from gpu_worker.cli import SayProgress, run_worker
+from gpu_worker.cli import LoadingStopped, SayProgress, run_worker
 from gpu_worker.config import WorkerConfig
 from gpu_worker.server import WorkerServer
 from gpu_worker.worker import Worker
@@ -85,6 +85,7 @@ async def test_it_serves_until_a_signal_and_ends_with_0(
         "worker_listening",
         "model_loading",
         "worker_serving",
+        "signal_received",
         "worker_stopping",
     ]
 
@@ -104,6 +105,37 @@ async def test_a_signal_while_it_loads_stops_the_loading(monkeypatch: pytest.Mon
     os.kill(os.getpid(), signal.SIGTERM)
 
     assert await running == 0
+
+
+async def test_a_second_signal_ends_the_process_whatever_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    started, ended = threading.Event(), threading.Event()
+    codes: list[int] = []
+
+    def hang(config: WorkerConfig, metrics: Metrics, progress: SayProgress) -> Worker:
+        started.set()
+        if not ended.wait(10):
+            pytest.fail("never ended")
+        raise LoadingStopped
+
+    def note_exit(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr("gpu_worker.cli.build_worker", hang)
+    running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, io.StringIO(), note_exit))
+    await asyncio.to_thread(started.wait)
+
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+
+    await running
+    assert codes == [1]
+    events = [(record.getMessage(), record.__dict__.get("signal")) for record in caplog.records]
+    assert ("stopped_without_waiting", None) in events
+    assert {("signal_received", "SIGTERM"), ("signal_received", "SIGINT")} <= set(events)
 
 
 async def test_a_worker_that_can_compute_no_more_ends_its_process_with_1(
