@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.factory import build_worker
+from gpu_worker.loading.open import unnamed_model
 from gpu_worker.parent import VARIABLE, ParentWatch, parse_fd
 from gpu_worker.server import WorkerServer
 from gpu_worker.worker import Worker
@@ -98,7 +99,7 @@ async def _load(config: WorkerConfig, metrics: Metrics, stop: asyncio.Event, out
 @contextmanager
 def _progress(config: WorkerConfig, out: TextIO) -> Iterator[SayProgress]:
     """Draw a bar on a terminal; elsewhere say once that loading began."""
-    model = config.served_model_name or config.model or "the embedded model"
+    model = config.served_model_name or config.model or unnamed_model(config.load_format)
     if not out.isatty():
         logger.info("model_loading", extra={"model": model})
         yield lambda phase, done, total: None

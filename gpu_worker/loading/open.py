@@ -60,12 +60,16 @@ def _why(error: OSError) -> str:
     return f"{where}: cannot be read: {why}; check its owner and mode"
 
 
+def unnamed_model(load_format: str) -> str:
+    """Return what the model is called when the configuration names none: the embedded one, or its format's own."""
+    return embedded.NAME if load_format.lower() in (_AUTO, _GGUF) else load_format.lower()
+
+
 def _locate(model: str | None, load_format: str) -> tuple[Path | None, str]:
     """Return where the model lies, None if it needs no file, and its name."""
     if model is None:
-        if load_format in (_AUTO, _GGUF):
-            return embedded.embedded_model(), embedded.NAME
-        return None, load_format
+        path = embedded.embedded_model() if load_format in (_AUTO, _GGUF) else None
+        return path, unnamed_model(load_format)
     path = Path(model).expanduser()
     if model and path.exists():
         return path, _name_of(path.absolute())

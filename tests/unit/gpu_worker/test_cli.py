@@ -170,6 +170,32 @@ async def test_a_terminal_shows_a_bar_instead_of_an_event(caplog: pytest.LogCapt
     assert "model_loading" not in [record.getMessage() for record in caplog.records]
 
 
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        (WorkerConfig(port=0), "smollm2-135m-instruct"),
+        (WorkerConfig(load_format="GGUF", port=0), "smollm2-135m-instruct"),
+        (WorkerConfig(load_format="Dummy", port=0), "dummy"),
+        (WorkerConfig(load_format="dummy", model="/models/shape", port=0), "/models/shape"),
+        (WorkerConfig(model="org/name", served_model_name="chat", port=0), "chat"),
+    ],
+)
+async def test_loading_says_which_model_it_is(
+    config: WorkerConfig, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def stopped(config: WorkerConfig, metrics: Metrics, progress: SayProgress) -> Worker:
+        raise LoadingStopped
+
+    monkeypatch.setattr("gpu_worker.cli.build_worker", stopped)
+
+    await run_worker(config, NoMetrics(), None, io.StringIO())
+
+    loading = [record for record in caplog.records if record.getMessage() == "model_loading"]
+    assert [record.__dict__["model"] for record in loading] == [model]
+
+
 async def test_a_port_in_use_is_told_before_anything_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     other = WorkerServer("127.0.0.1", 0, 5.0, lambda error: None)
