@@ -76,6 +76,6 @@ class KVCache:
             self._pages[:, :, [copy.destination for copy in copies]] = sources
 
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
-        """Fill blocks that get a new owner with zeros. 16 tokens of a 135M model take 0.03 ms."""
+        """Fill blocks that get a new owner with zeros. A block of 16 tokens of a 135M model takes 0.05 to 0.08 ms."""
         if blocks:
             self._pages[:, :, list(blocks)] = 0
