@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.validator import Validator
@@ -77,14 +78,20 @@ async def run_control_plane(
     supervising = asyncio.create_task(supervisor.run(), name="worker-supervisor")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await asyncio.wait((supervising, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if supervising.done():
-            supervising.result()  # a supervisor that ends has met a bug
+        await _either(stopping, supervising)
         health.drain()
-        await driver.drain(server.drain_s)
+        await _either(asyncio.create_task(driver.drain(server.drain_s), name="drain"), supervising)
         await api.stop(LAST_WORDS_S)
     finally:
         for task in (supervising, stopping):
             task.cancel()
         await asyncio.wait((supervising, stopping))
         await api.stop(0)
+
+
+async def _either(awaited: asyncio.Task[Any], supervising: asyncio.Task[None]) -> None:
+    """Wait for a task, or for the supervisor to end, which it does only by a bug: that is raised."""
+    await asyncio.wait((awaited, supervising), return_when=asyncio.FIRST_COMPLETED)
+    if supervising.done():
+        awaited.cancel()
+        supervising.result()

@@ -4,6 +4,7 @@ Everything goes through the doors that users have: the command line, gRPC and /m
 """
 
 import asyncio
+import contextlib
 import re
 import signal
 import sys
@@ -216,7 +217,8 @@ def totals(page: str) -> dict[str, float]:
 async def end(process: asyncio.subprocess.Process) -> int:
     """Ask a server to end, and wait until it has. Returns its exit code."""
     if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            process.send_signal(signal.SIGTERM)
     return await process.wait()
 
 

@@ -89,13 +89,15 @@ class WorkerProcess:
         try:
             await asyncio.wait({exited, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
-                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    process.send_signal(signal.SIGTERM)
                 await asyncio.wait({exited}, timeout=self._grace_s)
         finally:
             stopped.cancel()
             if process.returncode is None:
                 logger.warning("worker_killed", extra={"pid": process.pid, "grace_s": self._grace_s})
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
             await asyncio.wait({exited})
         return exited.result()
 

@@ -12,6 +12,7 @@ from control_plane.engine.facts import Facts, Intake, Link
 from plugins.errors import (
     DeadlineExceeded,
     DuplicateRequest,
+    InvariantBroken,
     NotServing,
     PlanOutOfOrder,
     QueueFull,
@@ -167,14 +168,23 @@ class EngineCore:
             plan = scheduler.schedule()
             if plan.is_empty:
                 break
+            self._in_flight.append(_PlanInFlight(plan.seq, self._owners_in(plan)))
+            plans.append(plan)
+        return tuple(plans)
+
+    def _owners_in(self, plan: StepPlan) -> dict[Row, _Live]:
+        """Bring today's rows up to date, and return those that the plan computes.
+
+        Raises: InvariantBroken: the scheduler released or planned an empty row, or admitted a request that ended.
+        """
+        try:
             for row in plan.released_rows:
                 del self._owners[row]
             for admission in plan.admitted:
                 self._owners[admission.row] = self._live[admission.request_id]
-            owners = {chunk.row: self._owners[chunk.row] for chunk in plan.chunks}
-            self._in_flight.append(_PlanInFlight(plan.seq, owners))
-            plans.append(plan)
-        return tuple(plans)
+            return {chunk.row: self._owners[chunk.row] for chunk in plan.chunks}
+        except KeyError as error:
+            raise InvariantBroken(f"plan {plan.seq} names {error}, which holds or is no request in flight") from None
 
     def _take(self, result: StepResult) -> None:
         if self._scheduler is None:

@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -62,7 +63,7 @@ class LocalEngine:
         self._models = ServedModels()
         self._validator = Validator(self._models, admission_config, draw_seed=lambda: secrets.randbits(64))
         self._core = EngineCore(lambda info: FCFSScheduler(scheduler_config, info), admission_config.max_waiting)
-        self._arrived: list[StepResult] = []
+        self._coming: Future[StepResult] | None = None  # the result that a step waits for
         self._worker = _build_worker(worker)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-engine", daemon=True)
@@ -110,16 +111,20 @@ class LocalEngine:
         return self._core.has_work()
 
     def step(self) -> tuple[Delivery, ...]:
-        """Plan, compute until the oldest plan in flight is done, and return what the step before it delivered.
+        """Wait for the oldest plan in flight, if there is one, plan ahead, and return what became of requests.
 
+        An interrupted step loses nothing: the next one waits for the same result.
         Raises: whatever the scheduler or the worker raises, as it was.
         """
-        arrived, self._arrived = self._arrived, []
-        output = self._core.step(arrived)
+        if self._core.num_in_flight and self._coming is None:
+            self._coming = asyncio.run_coroutine_threadsafe(_next(self._results), self._loop)
+        results: tuple[StepResult, ...] = ()
+        if self._coming is not None:
+            results = (self._coming.result(),)
+            self._coming = None
+        output = self._core.step(results)
         for plan in output.plans:
             self._loop.call_soon_threadsafe(self._worker.submit, plan)
-        if self._core.num_in_flight:
-            self._arrived.append(self._wait(_next(self._results)))
         return output.deliveries
 
     def generate(

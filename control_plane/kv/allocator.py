@@ -36,7 +36,7 @@ class Allocator:
         return -(-num_tokens // self._block_size)
 
     def grow(self, request_id: RequestId, num_tokens: int) -> tuple[BlockId, ...] | None:
-        """Extend a sequence's table until it holds `num_tokens`; a sequence without one gets an empty one first.
+        """Extend a sequence's table, empty at first, until it holds `num_tokens`.
 
         Returns the blocks that were added, () if it holds them already, None if not all of them are free; then
         nothing has changed.

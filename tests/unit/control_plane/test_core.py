@@ -6,8 +6,8 @@ from control_plane.engine.core import Delivery, EngineCore
 from control_plane.engine.facts import Intake
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fcfs import FCFSScheduler
-from plugins.errors import DuplicateRequest, NotServing, PlanOutOfOrder, QueueFull, WorkerLost
-from plugins.types import FinishReason, RequestId, Row, RowFailure, StepResult
+from plugins.errors import DuplicateRequest, InvariantBroken, NotServing, PlanOutOfOrder, QueueFull, WorkerLost
+from plugins.types import Chunk, FinishReason, RequestId, Row, RowFailure, StepPlan, StepResult
 from tests.fakes import EOS, FakeWorker, expected_output, request, worker_info
 
 A, B = RequestId("a"), RequestId("b")
@@ -225,6 +225,19 @@ def test_a_result_about_a_row_that_its_plan_does_not_name_is_out_of_order(result
 
     with pytest.raises(PlanOutOfOrder, match=r"result 1 tells of rows \[5\], which its plan does not name"):
         core.step([result])
+
+
+def test_a_scheduler_that_plans_for_nobody_has_broken_an_invariant() -> None:
+    class Confused(FCFSScheduler):
+        def schedule(self, throttle_prefills: bool = False) -> StepPlan:
+            return StepPlan(seq=1, chunks=(Chunk(Row(5), 1),))
+
+    core = EngineCore(lambda worker: Confused(SchedulerConfig(), worker), max_waiting=8)
+    core.attach(worker_info())
+    core.submit(request("a"))
+
+    with pytest.raises(InvariantBroken, match="plan 1 names 5"):
+        core.step()
 
 
 def test_what_a_scheduler_raises_reaches_the_caller_as_it_was() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 
@@ -77,6 +78,24 @@ def test_a_request_is_driven_step_by_step() -> None:
         ("0", 1, None),
         ("0", 1, FinishReason.LENGTH),
     ]
+
+
+def test_an_interrupted_step_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Future[object], timeout: float | None = None) -> object:
+        raise KeyboardInterrupt
+
+    with make_engine() as engine:
+        expected = engine.generate(["foo"], GREEDY)[0].token_ids
+        engine.add_request("0", "foo", GREEDY)
+        engine.step()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Future, "result", interrupted)
+            engine.step()
+        deliveries: list[Delivery] = []
+        while engine.has_work():
+            deliveries += engine.step()
+
+    assert sum((delivery.token_ids for delivery in deliveries), ()) == expected
 
 
 def test_a_cancelled_request_says_so_in_its_last_delivery() -> None:
