@@ -7,12 +7,12 @@ Translates between messages and values; what is allowed is admission's business,
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import Message
 
 from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.long_work import LongWork
 from control_plane.admission.sampling import token_id_violations
 from control_plane.admission.submission import Submission
 from control_plane.admission.validator import Validator
@@ -27,10 +27,8 @@ from protos.codec_info import encode_model_info
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 
-T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
-MAX_INLINE_BYTES = 8192  # of a message; more may take over 4 ms and is worked on beside the event loop
 CLOCK_SLACK_S = 0.1  # a caller's clock started so much earlier: its deadline is told by its cancelling the call
 
 
@@ -60,8 +58,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._validator = validator
         self._engine = engine
         self._max_deadline_s = config.max_deadline_s
+        self._long_work = LongWork(config.max_reading)
         self._metrics = metrics
         self._clock = clock  # seconds, monotonic
+
+    def close(self) -> None:
+        """Read no more prompts. Idempotent."""
+        self._long_work.close()
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -92,14 +95,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        token_ids = await _beside_the_loop(request, lambda: self._validator.tokenize(_submission(request)))
+        token_ids = await self._long_work.run(
+            request.ByteSize(), lambda: self._validator.tokenize(_submission(request))
+        )
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         model = self._validator.find_model(request.model)
-        text = await _beside_the_loop(request, lambda: _detokenize(model, request.token_ids))
+        text = await self._long_work.run(request.ByteSize(), lambda: _detokenize(model, request.token_ids))
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(
@@ -117,7 +122,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _generate(
         self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        request, model = await _beside_the_loop(message, lambda: self._validator.validate(_submission(message)))
+        request, model = await self._long_work.run(
+            message.ByteSize(), lambda: self._validator.validate(_submission(message))
+        )
         if self._validator.find_model(message.model) is not model:
             raise NotServing("the worker was replaced while the prompt was read")
         deadline_s = self._deadline_s(context)
@@ -188,11 +195,6 @@ def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
         messages=messages,
         sampling=decode_sampling(request.sampling),
     )
-
-
-async def _beside_the_loop(message: Message, work: Callable[[], T]) -> T:
-    """Do the work of a short message at once, that of a long one in a thread: other streams go on meanwhile."""
-    return await asyncio.to_thread(work) if message.ByteSize() > MAX_INLINE_BYTES else work()
 
 
 def _detokenize(model: ServedModel, token_ids: Any) -> str:

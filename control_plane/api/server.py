@@ -55,4 +55,5 @@ class ApiServer:
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(grace_s)
+            self._inference.close()
             logger.info("server_stopped")

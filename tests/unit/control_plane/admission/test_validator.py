@@ -337,7 +337,8 @@ def test_tokenize_gives_the_tokens_of_a_prompt_of_any_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("max_waiting", 0), ("max_prompt_bytes", 0), ("max_deadline_s", 0.0), ("max_deadline_s", NAN)]
+    ("key", "value"),
+    [("max_waiting", 0), ("max_reading", 0), ("max_prompt_bytes", 0), ("max_deadline_s", 0.0), ("max_deadline_s", NAN)],
 )
 def test_a_limit_that_would_refuse_everything_is_no_limit(key: str, value: float) -> None:
     with pytest.raises(InvalidConfig, match=f"admission.{key} must be"):

@@ -1,0 +1,66 @@
+"""Long work runs beside the event loop, a bounded number of pieces at once."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from control_plane.admission.long_work import MAX_INLINE_BYTES, LongWork
+from plugins.errors import QueueFull
+
+LONG = MAX_INLINE_BYTES + 1
+
+
+@pytest.fixture
+async def work() -> AsyncIterator[LongWork]:
+    long_work = LongWork(max_reading=2)
+    yield long_work
+    long_work.close()
+
+
+async def test_short_work_is_done_at_once_and_long_work_in_a_thread(work: LongWork) -> None:
+    places = [await work.run(num_bytes, threading.current_thread) for num_bytes in (MAX_INLINE_BYTES, LONG)]
+
+    assert [place is threading.current_thread() for place in places] == [True, False]
+
+
+async def test_what_the_work_raises_reaches_its_caller(work: LongWork) -> None:
+    def fail() -> None:
+        raise ValueError("bad prompt")
+
+    with pytest.raises(ValueError, match="bad prompt"):
+        await work.run(LONG, fail)
+
+
+async def test_more_than_the_limit_is_refused_until_some_has_ended(work: LongWork) -> None:
+    go = threading.Event()
+    running = [asyncio.create_task(work.run(LONG, go.wait)) for _ in range(2)]
+    await asyncio.sleep(0)  # lets both begin
+
+    with pytest.raises(QueueFull, match="2 requests are waiting; at most 2 may"):
+        await work.run(LONG, go.wait)
+    short = await work.run(1, lambda: "short")
+    go.set()
+    await asyncio.gather(*running)
+
+    assert short == "short"
+    assert await work.run(LONG, lambda: "long") == "long"
+
+
+async def test_work_whose_caller_has_gone_counts_until_it_ends(work: LongWork) -> None:
+    go, begun = threading.Event(), threading.Barrier(3)
+
+    def wait() -> None:
+        begun.wait()
+        go.wait()
+
+    running = [asyncio.create_task(work.run(LONG, wait)) for _ in range(2)]
+    await asyncio.to_thread(begun.wait)
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+
+    with pytest.raises(QueueFull):
+        await work.run(LONG, lambda: None)
+    go.set()
