@@ -43,6 +43,7 @@ MODEL_KEYS = (
 )
 SERVER_KEYS = ("server.host", "server.port", "server.drain_s", "admission.max_waiting")
 SCHEDULER_KEYS = ("scheduler.max_sequences", "scheduler.max_step_tokens")
+PROMPT_HELP = "text to continue [standard input, less one line break at its end]"
 OPERATING_KEYS = ("log.level", "log.format", "metrics.enabled", "metrics.port")
 
 
@@ -211,7 +212,7 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
 
     @app.command(name="generate", sort_key=100)
     def generate_command(
-        prompt: Annotated[str | None, Parameter(help="text to continue [standard input]")] = None,
+        prompt: Annotated[str | None, Parameter(help=PROMPT_HELP)] = None,
         /,
         *,
         use_chat: Annotated[
@@ -225,7 +226,7 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
         connection: Connection = Connection(),  # noqa: B008  # frozen
     ) -> int:
         """Continue a text; it appears while it is made."""
-        text = sys.stdin.read() if prompt is None else prompt
+        text = sys.stdin.read().removesuffix("\n") if prompt is None else prompt
         completion = generate(text, use_chat, connect(connection), sampling, None if use_json else sys.stdout)
         if use_json:
             render(completion, True, Console())

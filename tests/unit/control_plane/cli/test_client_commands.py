@@ -143,12 +143,17 @@ def test_generate_chat_sends_a_message(server: ScriptedServer) -> None:
     assert [(message.role, message.content) for message in messages] == [("user", "hello")]
 
 
-def test_generate_reads_its_prompt_from_standard_input(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a file\nof two lines"))
+@pytest.mark.parametrize(
+    ("text", "prompt"), [("of two\nlines", "of two\nlines"), ("as echo\n", "as echo"), ("a\n\n", "a\n")]
+)
+def test_generate_reads_its_prompt_from_standard_input_without_the_line_break_that_ends_it(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, text: str, prompt: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
     main(["generate", "--address", server.address])
 
-    assert server.inference.requests[0].text == "from a file\nof two lines"
+    assert server.inference.requests[0].text == prompt
 
 
 def test_generate_json_tells_everything_at_once(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
