@@ -17,6 +17,7 @@ INTERNAL_MAX_MESSAGE_BYTES: Final = 64 * MIB  # a plan: 64 admissions of 128k to
 _KEEPALIVE: Final[Options] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # gRPC's own 60 s would come before what keepalive promises
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
