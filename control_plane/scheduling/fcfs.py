@@ -78,8 +78,8 @@ class FCFSScheduler(Scheduler):
 
     def __init__(self, config: SchedulerConfig, worker: WorkerInfo) -> None:
         self.kv = Allocator(worker.num_blocks, worker.block_size)
-        self._max_step_tokens = min(config.max_step_tokens, worker.max_step_tokens)
-        num_rows = min(config.max_sequences, worker.max_sequences, self._max_step_tokens)
+        self._max_step_tokens = min(config.max_step_tokens or worker.max_step_tokens, worker.max_step_tokens)
+        num_rows = min(config.max_sequences or worker.max_sequences, worker.max_sequences, self._max_step_tokens)
         self._watermark = int(config.watermark_ratio * worker.num_blocks)
         self._free_rows = [Row(row) for row in reversed(range(num_rows))]
         self._released: list[Row] = []  # rows that the next plan tells the worker to forget

@@ -260,6 +260,17 @@ def test_the_smaller_of_both_limits_holds() -> None:
     assert names(plan) == [(0, 1), (1, 1)]
 
 
+def test_limits_that_are_left_out_are_those_of_the_worker() -> None:
+    scheduler = FCFSScheduler(SchedulerConfig(), worker_info(max_step_tokens=600, max_sequences=70, num_blocks=1000))
+    for number in range(71):
+        scheduler.add_request(request(f"r{number}", prompt=range(3, 12)))
+
+    plan = scheduler.schedule()
+
+    assert len(plan.admitted) == 67  # 66 prompts of 9 tokens, and the first 6 of the next one
+    assert plan.num_tokens == 600
+
+
 def test_a_budget_smaller_than_the_number_of_sequences_is_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"scheduler.max_step_tokens \(4\) must be at least"):
         SchedulerConfig(max_step_tokens=4, max_sequences=8)
