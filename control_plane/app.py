@@ -5,6 +5,7 @@ Holds no behaviour of its own beyond that order.
 
 import asyncio
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -53,9 +54,7 @@ async def run_control_plane(
     health = HealthServicer()
     supervisor = WorkerSupervisor(
         WorkerId(workers.address),
-        lambda: GrpcWorkerHandle(
-            workers.address, workers.owner_id, workers.max_message_mib * MIB, workers.connect_timeout_s
-        ),
+        lambda: GrpcWorkerHandle(workers.address, owner_id, workers.max_message_mib * MIB, workers.connect_timeout_s),
         driver,
         models,
         lambda is_up: health.set_ready(is_up, [model.worker.model.name for model in models.all()]),
@@ -74,7 +73,9 @@ async def run_control_plane(
         ),
         health,
     )
-    on_bound(await api.start())
+    port = await api.start()
+    owner_id = workers.owner_id or f"{socket.gethostname()}:{port}"
+    on_bound(port)
     supervising = asyncio.create_task(supervisor.run(), name="worker-supervisor")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:

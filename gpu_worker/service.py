@@ -18,6 +18,7 @@ from plugins.errors import (
     NotServing,
     PlanOutOfOrder,
     ServingError,
+    WorkerTaken,
     WrongProtocol,
 )
 from plugins.types import StepPlan, StepResult, TokenizerBundle, WorkerInfo
@@ -106,7 +107,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         logger.info("worker_taken", extra={"owner_id": owner_id, "epoch": epoch})
         previous = self._stream
         if previous is not None:
-            previous.end(PlanOutOfOrder(f"control plane {owner_id!r} opened the step stream again, in epoch {epoch}"))
+            previous.end(WorkerTaken(owner_id))
         self._stream = _StepStream(worker, self._ownership, epoch, previous, self._on_failure)
         return self._stream
 

@@ -7,6 +7,8 @@
     |-- QueueFull               RESOURCE_EXHAUSTED    retry later
     |-- NotServing              UNAVAILABLE           loading, draining, no worker; retry later
     |-- WorkerLost              UNAVAILABLE           the worker went away with the request
+    |   `-- WorkerAbsent        UNAVAILABLE           there was none to connect to
+    |-- WorkerTaken             ABORTED               another control plane of the same name has the worker now
     |-- DeadlineExceeded        DEADLINE_EXCEEDED
     |-- RequestCancelled        CANCELLED
     |-- WorkerOwned             FAILED_PRECONDITION   another control plane owns the worker
@@ -105,6 +107,24 @@ class WorkerLost(ServingError):
     def __init__(self, why: str) -> None:
         self.retry_after_s = 1.0
         super().__init__(f"the worker went away: {why}")
+
+
+class WorkerAbsent(WorkerLost):
+    reason = "WORKER_ABSENT"
+
+    def __init__(self, why: str) -> None:
+        self.retry_after_s = 1.0
+        ServingError.__init__(self, f"no worker is ready: {why}")
+
+
+class WorkerTaken(ServingError):
+    code, reason = Code.ABORTED, "WORKER_TAKEN"
+
+    def __init__(self, owner_id: str) -> None:
+        super().__init__(
+            f"another control plane that calls itself {owner_id!r} took the worker over; stop one of them, or give "
+            "each a workers.owner_id and a worker of its own"
+        )
 
 
 class DeadlineExceeded(ServingError):

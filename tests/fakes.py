@@ -191,6 +191,7 @@ class FakeWorkerHandle:
     def __init__(self, worker: FakeWorker, bundle: TokenizerBundle | None = None) -> None:
         self.worker = worker
         self.is_closed = False
+        self.closed = asyncio.Event()
         self._bundle = bundle
         self._queue: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
 
@@ -222,4 +223,5 @@ class FakeWorkerHandle:
 
     async def close(self) -> None:
         self.is_closed = True
+        self.closed.set()
         self._queue.put_nowait(None)

@@ -96,6 +96,10 @@ class EngineCore:
         for request_id in tuple(self._live):
             self._end(request_id, FinishReason.FAILED, error)
 
+    def give_up(self) -> None:
+        """The worker is lost for good: nobody will connect to it again until someone acts."""
+        self.facts.move_link(Link.FAILED)
+
     def submit(self, request: Request) -> None:
         """Take a request.
 

@@ -108,6 +108,10 @@ class EngineDriver:
         self._metrics.set(WORKER_LINK, 0)
         self._deliver_without_worker()
 
+    def give_up(self) -> None:
+        """Note that the worker, which is lost, will not be connected again."""
+        self._core.give_up()
+
     async def run(self, handle: WorkerHandle, worker: WorkerInfo) -> None:
         """Serve an opened worker until its results end. Returns never; the error tells why.
 

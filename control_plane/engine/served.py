@@ -23,6 +23,7 @@ class ServedModels:
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
+        self.absence = "no worker was connected yet"  # why there is no model, for those who ask for one
 
     def add(self, model: ServedModel) -> None:
         """Serve a model, in place of one of the same name."""
@@ -42,7 +43,7 @@ class ServedModels:
         Raises: NotServing: none is loaded yet; UnknownModel: another name, or "" while several are served.
         """
         if not self._models:
-            raise NotServing("no model is loaded yet")
+            raise NotServing(f"no model is served now: {self.absence}")
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
         try:

@@ -10,7 +10,15 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from plugins.errors import InvariantBroken, PlanOutOfOrder, WorkerLost, WorkerOwned, WrongProtocol
+from plugins.errors import (
+    InvariantBroken,
+    PlanOutOfOrder,
+    WorkerAbsent,
+    WorkerLost,
+    WorkerOwned,
+    WorkerTaken,
+    WrongProtocol,
+)
 from plugins.types import StepPlan, StepResult, TokenizerBundle, WorkerInfo
 from protos.channel import channel_options
 from protos.codec import PROTOCOL_VERSION, decode_result, encode_plan
@@ -21,7 +29,7 @@ from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 RunCall: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.RunRequest, worker_pb2.RunResponse]"
 
 # What a worker says on purpose; whatever else ends a call means that it is gone.
-TOLD: Final = (WorkerOwned, WrongProtocol, PlanOutOfOrder)
+TOLD: Final = (WorkerOwned, WorkerTaken, WrongProtocol, PlanOutOfOrder)
 
 
 class GrpcWorkerHandle:
@@ -141,10 +149,11 @@ class GrpcWorkerHandle:
             if isinstance(error, TOLD):
                 raise error from None
             if "failed to connect" in str(error):
-                raise WorkerLost(
-                    f"nothing answers at {self._address}; start a worker there, or set workers.address ({error})"
+                raise WorkerAbsent(
+                    f"nothing answers at {self._address}; start a worker there, or set workers.address"
                 ) from None
-            raise WorkerLost(f"{self._address}: {error}") from None
+            gone = WorkerLost if self._tasks else WorkerAbsent
+            raise gone(f"{self._address}: {error}") from None
 
 
 async def _send(call: RunCall, request: worker_pb2.RunRequest) -> None:

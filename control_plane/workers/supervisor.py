@@ -15,13 +15,13 @@ from control_plane.engine.driver import EngineDriver
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.text.model import TextModel
 from control_plane.workers.handle import WorkerHandle
-from plugins.errors import PlanOutOfOrder, ServingError, WorkerLost, WorkerOwned, WrongProtocol
+from plugins.errors import PlanOutOfOrder, ServingError, WorkerLost, WorkerOwned, WorkerTaken, WrongProtocol
 from plugins.types import WorkerId, WorkerInfo
 
 logger = logging.getLogger(__name__)
 
 # What a worker's absence, restart or other owner looks like; anything else is a bug and stops the process.
-_GONE = (WorkerLost, WorkerOwned, WrongProtocol, PlanOutOfOrder)
+_GONE = (WorkerLost, WorkerOwned, WorkerTaken, WrongProtocol, PlanOutOfOrder)
 _MAX_BACKOFF_S = 1.0
 
 
@@ -61,20 +61,36 @@ class WorkerSupervisor:
         return self._view
 
     async def run(self) -> None:
-        """Connect, serve, and again. Returns never; raises only what is a bug."""
+        """Connect, serve, and again. Returns never; raises only what is a bug.
+
+        A worker that another control plane of our own name took over is left to it: taking it back would only make
+        both lose it in turn.
+        """
         while True:
             handle, info = await self._connect()
             self._on_change(True)
             try:
                 await self._driver.run(handle, info)
             except _GONE as error:
-                logger.warning("worker_lost", extra={"worker_id": self._worker_id, "why": str(error)})
-                self._view = WorkerView(self._worker_id, info, str(error))
-                self._on_change(False)
-                self._driver.lose(error if isinstance(error, WorkerLost) else WorkerLost(str(error)))
+                self._note_loss(info, error)
+                is_taken = isinstance(error, WorkerTaken)
             finally:
-                self._models.remove(info.model.name)
                 await handle.close()
+            if is_taken:
+                self._driver.give_up()
+                await asyncio.Event().wait()
+
+    def _note_loss(self, info: WorkerInfo, error: ServingError) -> None:
+        level = logging.ERROR if isinstance(error, WorkerTaken) else logging.WARNING
+        logger.log(level, "worker_lost", extra={"worker_id": self._worker_id, "why": str(error)})
+        self._see(info, str(error))
+        self._models.remove(info.model.name)
+        self._on_change(False)
+        self._driver.lose(error if isinstance(error, WorkerLost) else WorkerLost(str(error)))
+
+    def _see(self, info: WorkerInfo | None, detail: str) -> None:
+        self._view = WorkerView(self._worker_id, info, detail)
+        self._models.absence = detail
 
     async def _connect(self) -> tuple[WorkerHandle, WorkerInfo]:
         attempts = AsyncRetrying(
@@ -102,7 +118,7 @@ class WorkerSupervisor:
                 self._driver.lose(error)
             raise
         self._models.add(ServedModel(info, text))
-        self._view = WorkerView(self._worker_id, info, "")
+        self._see(info, "")
         logger.info(
             "worker_ready",
             extra={
@@ -122,4 +138,4 @@ class WorkerSupervisor:
         if detail != self._view.detail:
             level = logging.INFO if self._view.info is None else logging.WARNING
             logger.log(level, "worker_unreachable", extra={"worker_id": self._worker_id, "why": detail})
-            self._view = WorkerView(self._worker_id, self._view.info, detail)
+            self._see(self._view.info, detail)

@@ -15,6 +15,7 @@ from plugins.errors import (
     InvariantBroken,
     PlanOutOfOrder,
     ServingError,
+    WorkerAbsent,
     WorkerLost,
     WorkerOwned,
     WrongProtocol,
@@ -109,7 +110,7 @@ async def test_a_worker_that_is_absent_is_lost_and_the_message_tells_where_it_wa
     errors = [await error_of(call) for call in (handle.describe(), handle.tokenizer(), handle.open())]
     await handle.close()
 
-    assert [type(error) for error in errors] == [WorkerLost] * 3
+    assert [type(error) for error in errors] == [WorkerAbsent] * 3
     assert "nothing answers at 127.0.0.1:1; start a worker there, or set workers.address" in str(errors[2])
 
 

@@ -13,7 +13,7 @@ from control_plane.engine.served import ServedModels
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fcfs import FCFSScheduler
 from control_plane.workers.supervisor import WorkerSupervisor
-from plugins.errors import NotServing, UnknownModel, WorkerLost, WorkerOwned
+from plugins.errors import NotServing, UnknownModel, WorkerLost, WorkerOwned, WorkerTaken
 from plugins.metrics import NoMetrics
 from plugins.types import FinishReason, WorkerId, WorkerInfo
 from tests.fakes import FakeWorker, FakeWorkerHandle, request, worker_info
@@ -97,7 +97,7 @@ async def test_between_two_workers_requests_are_refused_and_no_model_is_served()
 
         with pytest.raises(NotServing, match="no worker is connected"):
             world.driver.submit(request("b"), deadline_s=None)
-        with pytest.raises(NotServing, match="no model is loaded yet"):
+        with pytest.raises(NotServing, match="no model is served now: the worker went away: it was killed"):
             world.models.get("fake")
         link_between = world.driver.facts.link
         back = await world.changes.get()
@@ -132,6 +132,26 @@ async def test_cancelling_while_it_connects_ends_it_and_closes_the_handle() -> N
 
     assert world.task.cancelled()
     assert silent.is_closed
+
+
+async def test_a_worker_that_a_namesake_took_over_is_left_to_it() -> None:
+    first = handle()
+    async with World(first, handle()) as world:
+        await world.changes.get()
+        stream = world.driver.submit(request("a", max_tokens=200), deadline_s=None)
+        first.crash(WorkerTaken("us"))
+
+        is_up = await world.changes.get()
+        last = await stream.next()
+        detail = world.supervisor.view.detail
+        await first.closed.wait()
+        link = world.driver.facts.link
+
+    assert not is_up
+    assert isinstance(last.error, WorkerLost)
+    assert "another control plane that calls itself 'us' took the worker over" in detail
+    assert link is Link.FAILED
+    assert len(world.waiting) == 1
 
 
 async def test_what_is_no_loss_of_a_worker_stops_the_supervisor() -> None:

@@ -17,6 +17,7 @@ from plugins.errors import (
     PlanOutOfOrder,
     ServingError,
     WorkerOwned,
+    WorkerTaken,
     WrongProtocol,
 )
 from plugins.types import Chunk, Row, StepPlan, StepResult, TokenizerBundle, WorkerInfo
@@ -250,7 +251,7 @@ async def test_the_same_owner_replaces_its_own_stream_in_the_next_epoch() -> Non
         new = await setting.run("one")
 
         assert (await new.ready()).epoch == 2
-        assert isinstance(await old.error(), PlanOutOfOrder)
+        assert isinstance(await old.error(), WorkerTaken)
         await new.send_plan(1, epoch=2)
         setting.worker.answer(await setting.worker.submitted.get())
         assert await new.result() == (1, 2)

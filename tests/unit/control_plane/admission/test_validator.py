@@ -318,7 +318,7 @@ def test_a_model_s_name_has_a_greatest_length() -> None:
 
 
 def test_nothing_is_admitted_while_no_model_is_loaded() -> None:
-    with pytest.raises(NotServing, match="no model is loaded yet"):
+    with pytest.raises(NotServing, match="no model is served now: no worker was connected yet"):
         Validator(directory(), AdmissionConfig(), lambda: 1).validate(Submission(text="a"))
 
 
