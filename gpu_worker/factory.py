@@ -16,6 +16,7 @@ import torch
 from gpu_worker.attention.groups import AttentionShape
 from gpu_worker.config import WorkerConfig
 from gpu_worker.device.dtypes import torch_dtype
+from gpu_worker.device.machine import available_bytes
 from gpu_worker.device.memory import DeviceMemory
 from gpu_worker.kv import dtypes as _built_in_kv_cache_dtypes  # noqa: F401  they register themselves
 from gpu_worker.kv.cache import KVCache
@@ -178,4 +179,5 @@ def _fit(config: WorkerConfig, model: ModelConfig) -> Capacity:
         max_model_len=config.max_model_len,
         max_sequences=config.max_sequences,
         trained_len=model.max_position_embeddings,
+        available_bytes=available_bytes(),
     )

@@ -28,19 +28,25 @@ def plan_capacity(
     max_model_len: int | None,
     max_sequences: int,
     trained_len: int,
+    available_bytes: int | None,
 ) -> Capacity:
     """Fit blocks into memory and the context into blocks.
 
     `block_bytes` is one block over all layers; one more block than reported is paid for, because the cache keeps
     a block of zeros. `num_blocks=None`: as many as fit, but no more than all rows at full length can fill.
     `max_model_len=None`: as long as the model was trained for and the blocks can hold.
+    `available_bytes` is the memory that there is for the cache; None: nobody knows.
 
-    Raises: InvalidConfig: not one block fits, or the context wanted is longer than model or blocks allow.
+    Raises: InvalidConfig: not one block fits, the memory does not hold the blocks, or the context wanted is longer
+        than model or blocks allow.
     """
     if max_model_len is not None and max_model_len > trained_len:
         raise InvalidConfig(
             f"worker.max_model_len is {max_model_len}, but the model was trained for {trained_len} tokens; lower it"
         )
+    asked_by = (
+        f"worker.kv_cache_gib is {kv_cache_gib:g}" if num_blocks is None else f"worker.num_blocks is {num_blocks}"
+    )
     if num_blocks is None:
         num_blocks_that_fit = int(kv_cache_gib * GIB) // block_bytes - 1
         blocks_per_sequence = -(-(max_model_len or trained_len) // block_size)
@@ -49,6 +55,12 @@ def plan_capacity(
         raise InvalidConfig(
             f"worker.kv_cache_gib is {kv_cache_gib:g}, which holds no KV block of {block_bytes} bytes besides the "
             f"one of zeros; raise it to at least {2 * block_bytes / GIB:.6f}"
+        )
+    kv_bytes = (num_blocks + 1) * block_bytes
+    if available_bytes is not None and kv_bytes > available_bytes:
+        raise InvalidConfig(
+            f"{asked_by}, which takes {kv_bytes} bytes of KV cache; this machine has {available_bytes} available; "
+            "lower it"
         )
     num_slots = num_blocks * block_size
     if max_model_len is not None and max_model_len > num_slots:

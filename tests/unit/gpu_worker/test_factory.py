@@ -83,6 +83,10 @@ def test_what_is_wrong_beside_the_weights_is_told_before_they_are_read(tmp_path:
 
     with pytest.raises(ModelFileBroken, match=r"tokenizer\.json: not a tokenizer"):
         build_worker(WorkerConfig(model=str(tmp_path)), NoMetrics(), lambda phase, done, total: calls.append(done))
+    with pytest.raises(
+        InvalidConfig, match="worker.num_blocks is 1000000000000, which takes 8192000000008192 bytes of KV"
+    ):
+        build_worker(replace(DUMMY, num_blocks=10**12), NoMetrics(), lambda phase, done, total: calls.append(done))
     with pytest.raises(InvalidConfig, match="10 KV blocks of 16 tokens hold 160"):
         build_worker(replace(DUMMY, max_model_len=161), NoMetrics(), lambda phase, done, total: calls.append(done))
 
