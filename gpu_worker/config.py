@@ -1,6 +1,7 @@
 """The configuration of one worker."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from plugins.errors import InvalidConfig
 
@@ -39,8 +40,8 @@ class WorkerConfig:
             )
         if self.dtype not in ("bfloat16", "float32"):
             raise InvalidConfig(f"worker.dtype must be bfloat16 or float32, is {self.dtype!r}")
-        if not self.kv_cache_gib > 0:
-            raise InvalidConfig(f"worker.kv_cache_gib must be above 0, is {self.kv_cache_gib}")
+        if not (isfinite(self.kv_cache_gib) and self.kv_cache_gib > 0):
+            raise InvalidConfig(f"worker.kv_cache_gib must be a number above 0, is {self.kv_cache_gib}")
         if not 0 <= self.port <= 65535:
             raise InvalidConfig(f"worker.port must be in [0, 65535], is {self.port}")
         if self.lease_s < 0:
