@@ -70,7 +70,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         meter = RequestMeter(self._metrics, self._clock)
-        outcome = ""
+        outcome, refusal = "", None
         try:
             async with contextlib.aclosing(self._generate(request, context, meter)) as responses:
                 async for response in responses:
@@ -78,14 +78,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         outcome = FinishReason(response.finish_reason).name.lower()
                     yield response
         except ServingError as error:
-            outcome = error.code.name.lower()
+            outcome, refusal = error.code.name.lower(), error
             raise
         except (asyncio.CancelledError, GeneratorExit):  # the client went away, or its deadline passed
             is_late = self._deadline_s(context) < CLOCK_SLACK_S
             outcome = outcome or ("deadline_exceeded" if is_late else "cancelled")
             raise
         finally:
-            meter.end(outcome or "internal")
+            meter.end(outcome or "internal", refusal)
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:
         for request_id in request.request_ids:

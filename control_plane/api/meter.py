@@ -6,7 +6,7 @@ Prompts and tokens appear nowhere here; ids and counts do.
 import logging
 from collections.abc import Callable
 
-from plugins.errors import InvariantBroken
+from plugins.errors import InvalidRequest, InvariantBroken, ServingError
 from plugins.metrics import (
     INTER_TOKEN,
     OUTPUT_TOKENS,
@@ -63,8 +63,12 @@ class RequestMeter:
         self._num_output_tokens += num_tokens
         self._metrics.count(OUTPUT_TOKENS, num_tokens)
 
-    def end(self, outcome: str) -> None:
-        """The request is over: stop, length, or the name of a status. Raises: InvariantBroken: it was before."""
+    def end(self, outcome: str, error: ServingError | None = None) -> None:
+        """The request is over: stop, length, or the name of a status and the error that led to it.
+
+        Of an error the log tells reason and fields, and not the message, which may quote the request.
+        Raises: InvariantBroken: it was over before.
+        """
         if self._is_ended:
             raise InvariantBroken(f"a request that has ended ended again with {outcome}")
         self._is_ended = True
@@ -82,6 +86,10 @@ class RequestMeter:
                 "num_prompt_tokens": num_prompt_tokens,
                 "num_output_tokens": self._num_output_tokens,
             }
+        if error is not None:
+            fields["reason"] = error.reason
+        if isinstance(error, InvalidRequest):
+            fields["violations"] = [f"{violation.field} {violation.reason}" for violation in error.violations]
         if self._first_at is not None:
             fields["first_token_s"] = round(self._first_at - self._arrived_at, 4)
         logger.info("request_finished", extra=fields)

@@ -398,7 +398,7 @@ async def test_a_finished_request_is_logged_once_without_its_text(caplog: pytest
         assert not any("Paris" in str(value) or "hello" in str(value) for value in fields.values())
 
 
-async def test_a_refused_request_s_id_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_logged_with_its_reason_and_not_with_what_was_sent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with running() as run:
         await refused(run, text_request(request_id="\x1b[31mred"))
@@ -406,6 +406,8 @@ async def test_a_refused_request_s_id_is_not_logged(caplog: pytest.LogCaptureFix
 
         (record,) = [record for record in caplog.records if record.message == "request_finished"]
         assert vars(record)["outcome"] == "invalid_argument"
+        assert vars(record)["reason"] == "INVALID_REQUEST"
+        assert vars(record)["violations"] == ["request_id NOT_PRINTABLE_ASCII"]
         assert not hasattr(record, "request_id")
 
 
