@@ -7,7 +7,7 @@ import asyncio
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.submission import Submission
 from control_plane.admission.validator import Validator
+from control_plane.config import Source, load_config
 from control_plane.engine.core import Delivery, EngineCore
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fcfs import FCFSScheduler
 from control_plane.text.model import TextModel
 from control_plane.workers.handle import WorkerHandle
-from plugins.errors import InvalidConfig, ServingError
+from plugins.errors import FieldViolation, InvalidConfig, InvalidRequest, ServingError
 from plugins.metrics import NoMetrics
 from plugins.types import FinishReason, RequestId, SamplingParams, StepResult, TokenId
 
@@ -56,7 +57,8 @@ class LocalEngine:
     ) -> None:
         """Load the model; `worker` are keys of the worker's configuration, such as model="path" or threads=1.
 
-        Raises: InvalidConfig: a key or its value is wrong, or the worker's packages are not installed.
+        Raises: InvalidConfig: a key is unknown (the nearest one is told) or its value is wrong, or the worker's
+            packages are not installed.
         """
         scheduler_config = scheduler or SchedulerConfig()
         admission_config = admission or AdmissionConfig()
@@ -92,6 +94,10 @@ class LocalEngine:
 
         Raises: InvalidRequest: names every field that is wrong; DuplicateRequest; QueueFull.
         """
+        is_text, is_bytes = isinstance(prompt, str), isinstance(prompt, bytes)
+        if is_bytes or not (is_text or all(type(token_id) is int for token_id in prompt)):
+            raise InvalidRequest([FieldViolation("prompt", "WRONG_TYPE", "must be a text or whole numbers")])
+        self._check_open()
         submission = Submission(
             request_id=request_id,
             text=prompt if isinstance(prompt, str) else None,
@@ -116,6 +122,7 @@ class LocalEngine:
         An interrupted step loses nothing: the next one waits for the same result.
         Raises: whatever the scheduler or the worker raises, as it was.
         """
+        self._check_open()
         if self._core.num_in_flight and self._coming is None:
             self._coming = asyncio.run_coroutine_threadsafe(_next(self._results), self._loop)
         results: tuple[StepResult, ...] = ()
@@ -135,6 +142,8 @@ class LocalEngine:
         Requests that `add_request` started go on meanwhile, and their deliveries are dropped.
         Raises: as `add_request`; the other prompts are then cancelled.
         """
+        if isinstance(prompts, str):
+            raise InvalidRequest([FieldViolation("prompts", "WRONG_TYPE", "must be a list of prompts, not one text")])
         token_ids: dict[RequestId, list[TokenId]] = {}
         ends: dict[RequestId, Delivery] = {}
         waiting = deque(prompts)
@@ -163,6 +172,10 @@ class LocalEngine:
         self._thread.join()
         self._loop.close()
 
+    def _check_open(self) -> None:
+        if self._loop.is_closed():
+            raise RuntimeError("the engine is closed; make another one")
+
     def _complete(self, end: Delivery, token_ids: tuple[TokenId, ...]) -> Completion:
         finish = end.finish or FinishReason.FAILED
         return Completion(end.request_id, token_ids, self.model.text.decode(token_ids), finish, end.error)
@@ -179,17 +192,18 @@ async def _next(results: Any) -> StepResult:
 def _build_worker(values: dict[str, object]) -> WorkerHandle:
     config_class = _load("dihedral.config_sections", "worker")
     build = _load("dihedral.worker_factories", "local")
-    try:
-        config = config_class(**values)
-    except TypeError as error:
-        raise InvalidConfig(f"worker: {error}") from None
+    given = Source({f"worker.{key}": value for key, value in values.items()}, "of LocalEngine", _argument)
+    config = load_config({"worker": config_class}, given, {}, None).section(config_class)
     worker: WorkerHandle = build(config, NoMetrics(), lambda phase, done, total: None)
     return worker
 
 
-def _load(group: str, name: str) -> Callable[..., Any]:
+def _argument(key: str) -> str:
+    return key.removeprefix("worker.")
+
+
+def _load(group: str, name: str) -> Any:
     found = [entry for entry in entry_points(group=group) if entry.name == name]
     if not found:
         raise InvalidConfig(f"no {name!r} in the entry-point group {group}; install the package with its worker extra")
-    loaded: Callable[..., Any] = found[0].load()
-    return loaded
+    return found[0].load()

@@ -113,6 +113,11 @@ def test_bad_requests_are_refused_as_over_the_wire() -> None:
     with make_engine(max_waiting=1) as engine:
         with pytest.raises(InvalidRequest, match="max_tokens"):
             engine.add_request("a", "foo", SamplingParams(max_tokens=0))
+        for prompt in ([1.5], [True], ["1"], b"foo"):
+            with pytest.raises(InvalidRequest, match="must be a text or whole numbers"):
+                engine.add_request("a", prompt, GREEDY)  # type: ignore[arg-type]  # what a caller without types may do
+        with pytest.raises(InvalidRequest, match="must be a list of prompts"):
+            engine.generate("foo", GREEDY)
         engine.add_request("a", "foo", GREEDY)
         with pytest.raises(DuplicateRequest):
             engine.add_request("a", "foo", GREEDY)
@@ -128,10 +133,23 @@ def test_it_works_for_a_caller_who_has_an_event_loop() -> None:
     assert asyncio.run(notebook()) == 6
 
 
-def test_closing_twice_is_closing_once_and_a_wrong_key_is_named() -> None:
+def test_closing_twice_is_closing_once_and_a_closed_engine_says_so() -> None:
     engine = make_engine()
     engine.close()
     engine.close()
 
-    with pytest.raises(InvalidConfig, match="no_such_key"):
-        LocalEngine(no_such_key=1)
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        engine.add_request("a", "foo", GREEDY)
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [({"modle": "x"}, r"modle.*model"), ({"threads": "many"}, "threads"), ({"threads": 0}, "threads")],
+)
+def test_a_wrong_key_is_named_with_its_nearest_and_a_wrong_value_with_its_key(
+    worker: dict[str, object], told: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=told):
+        LocalEngine(scheduler=None, admission=None, **worker)
