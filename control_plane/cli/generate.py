@@ -30,13 +30,16 @@ async def complete(
 
 
 def generate(prompt: str, as_chat: bool, connection: Connection, sampling: Sampling, out: TextIO | None) -> Completion:
-    """Get one completion; it appears on `out`, if given, as it comes, with a line break at its end."""
+    """Get one completion; it appears on `out`, if given, as it comes, with a line break at its end, however it ends."""
     messages = [("user", prompt)] if as_chat else prompt
     if out is None:
         return asyncio.run(complete(messages, connection, sampling, lambda text: None))
-    completion = asyncio.run(complete(messages, connection, sampling, partial(_show, out)))
-    print(file=out)
-    return completion
+    parts: list[str] = []
+    try:
+        return asyncio.run(complete(messages, connection, sampling, partial(_show_and_keep, out, parts)))
+    finally:
+        if parts:
+            print(file=out)
 
 
 def chat(system: str, connection: Connection, sampling: Sampling, source: TextIO, out: TextIO, log: TextIO) -> None:
@@ -58,6 +61,8 @@ def chat(system: str, connection: Connection, sampling: Sampling, source: TextIO
                 pass
             except ServingError as error:
                 history.pop()
+                if parts:
+                    print(file=out)
                 if not is_dialogue:
                     raise
                 print(f"dihedral: {error}", file=log)
@@ -79,11 +84,7 @@ def _messages(source: TextIO, invitation: str) -> Iterator[str]:
             yield line.strip()
 
 
-def _show(out: TextIO, text: str) -> None:
-    out.write(text)
-    out.flush()
-
-
 def _show_and_keep(out: TextIO, parts: list[str], text: str) -> None:
     parts.append(text)
-    _show(out, text)
+    out.write(text)
+    out.flush()

@@ -33,6 +33,7 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.refusal: InvalidRequest | None = None
+        self.breaks_after_one_word = False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
@@ -44,6 +45,8 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
             context.abort_with_status(rpc_status.to_status(to_status(self.refusal)))
         yield inference_pb2.GenerateResponse(request_id="r1", token_ids=[1], text="one ")
         self.may_go_on.wait()
+        if self.breaks_after_one_word:
+            context.abort(grpc.StatusCode.INTERNAL, "the cable was cut")
         yield inference_pb2.GenerateResponse(token_ids=[2], text="two ")
         yield inference_pb2.GenerateResponse(
             token_ids=[3],
@@ -242,6 +245,34 @@ def test_chat_keeps_the_conversation(
         ("assistant", "one two three"),
         ("user", "second"),
     ]
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
+def test_an_error_amid_an_answer_stands_on_a_line_of_its_own(
+    server: ScriptedServer, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\n"))
+    server.inference.breaks_after_one_word = True
+
+    code = main([*command, "--address", server.address])
+
+    assert (code, *capsys.readouterr()) == (1, "one \n", "dihedral: the cable was cut\n")
+
+
+async def test_ctrl_c_ends_generate_with_a_line_break_after_what_has_come(server: ScriptedServer) -> None:
+    server.inference.may_go_on.clear()
+    generate = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "control_plane.cli", "generate", "x", "--address", server.address),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert generate.stdout is not None
+    assert await generate.stdout.readexactly(4) == b"one "
+
+    generate.send_signal(signal.SIGINT)
+    out, _ = await generate.communicate()
+    server.inference.may_go_on.set()
+
+    assert (generate.returncode, out) == (130, b"\n")
 
 
 async def test_ctrl_c_stops_an_answer_and_not_the_conversation(server: ScriptedServer) -> None:
