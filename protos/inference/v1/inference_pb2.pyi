@@ -141,7 +141,9 @@ class GenerateResponse(_message.Message):
     request_id: _builtins.str
     """In the first response only."""
     text: _builtins.str
-    """New text since the last response: whole characters; special tokens are left out."""
+    """New text since the last response: whole characters; special tokens are left out. An output that ends within a
+    character ends in U+FFFD.
+    """
     finish_reason: _common_pb2.FinishReason.ValueType
     """In the final response only."""
     @_builtins.property
