@@ -84,7 +84,9 @@ async def run_worker(
 
 async def _load(config: WorkerConfig, metrics: Metrics, stop: asyncio.Event, out: TextIO) -> Worker | None:
     """Load in a thread, while the loop answers probes. Returns None if it was stopped: noticed between tensors."""
-    with _progress(config, out) as say:
+    model = config.served_model_name or config.model or unnamed_model(config.load_format)
+    logger.info("model_loading", extra={"model": model})
+    with _progress(model, out) as say:
 
         def step(phase: str, done: int, total: int) -> None:
             if stop.is_set():
@@ -97,17 +99,25 @@ async def _load(config: WorkerConfig, metrics: Metrics, stop: asyncio.Event, out
 
 
 @contextmanager
-def _progress(config: WorkerConfig, out: TextIO) -> Iterator[SayProgress]:
-    """Draw a bar on a terminal; elsewhere say once that loading began."""
-    model = config.served_model_name or config.model or unnamed_model(config.load_format)
+def _progress(model: str, out: TextIO) -> Iterator[SayProgress]:
+    """Draw a bar on a terminal, from the first tensor to the last, so that log events around it keep their lines."""
     if not out.isatty():
-        logger.info("model_loading", extra={"model": model})
         yield lambda phase, done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=out), transient=True) as bar:
-        task = bar.add_task(f"loading {model}", total=None)
-        yield lambda phase, done, total: bar.update(task, description=f"{phase} {model}", completed=done, total=total)
+    bar = Progress(*columns, console=Console(file=out), transient=True)
+    task = bar.add_task(f"loading {model}", total=None)
+
+    def draw(phase: str, done: int, total: int) -> None:
+        bar.start()  # once; it does nothing while the bar is there
+        bar.update(task, description=f"{phase} {model}", completed=done, total=total)
+        if done == total:
+            bar.stop()
+
+    try:
+        yield draw
+    finally:
+        bar.stop()
 
 
 def _stop_on_signals(stop: asyncio.Event, out: TextIO, exit_now: Callable[[int], object]) -> None:

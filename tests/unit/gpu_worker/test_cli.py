@@ -21,6 +21,8 @@ from plugins.metrics import Metrics, NoMetrics
 from plugins.types import StepResult, WorkerInfo
 from tests.fakes import worker_info
 
+ERASED_LINE = "\x1b[2K"
+
 
 class Terminal(io.StringIO):
     """Text output that says it is a terminal."""
@@ -158,16 +160,28 @@ async def test_a_worker_that_can_compute_no_more_ends_its_process_with_1(
     assert failed.exc_info[1] is broken
 
 
-async def test_a_terminal_shows_a_bar_instead_of_an_event(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_terminal_shows_a_bar_that_is_gone_before_the_next_event(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
+    events = logging.StreamHandler(terminal)
     serving = asyncio.create_task(until_event(caplog, "worker_serving"))
-    running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, terminal))
-    await serving
-    os.kill(os.getpid(), signal.SIGTERM)
-    await running
 
-    assert "load" in terminal.getvalue()
-    assert "model_loading" not in [record.getMessage() for record in caplog.records]
+    logging.getLogger().addHandler(events)
+    try:
+        running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, terminal))
+        await serving
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+    finally:
+        logging.getLogger().removeHandler(events)
+
+    before, _, rest = terminal.getvalue().partition("model_loading\n")
+    bar, _, after = rest.partition("model_loaded\n")
+    assert "load dummy" in bar
+    assert bar.endswith(ERASED_LINE)
+    assert "load" not in before + after.replace("loaded", "")
 
 
 @pytest.mark.parametrize(
