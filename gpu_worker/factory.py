@@ -93,6 +93,16 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
     )
     metrics.set(WORKER_LOAD, info.load_s)
     metrics.set(WORKER_KV_BYTES, info.kv_bytes)
+    trained_len = loaded.config.max_position_embeddings
+    if config.max_model_len is None and info.model.max_model_len < trained_len:
+        logger.warning(
+            "model_len_reduced",
+            extra={
+                "trained_len": trained_len,
+                "max_model_len": info.model.max_model_len,
+                "limited_by": "worker.kv_cache_gib" if config.num_blocks is None else "worker.num_blocks",
+            },
+        )
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)  # of the cores that this process may use
     logger.info(
         "model_loaded",

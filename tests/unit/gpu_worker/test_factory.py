@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,27 @@ def test_what_is_loaded_tells_the_weights_and_their_packed_copies(caplog: pytest
     num_linear = 272 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 128 * 3)
     assert loaded.__dict__["weight_bytes"] == (num_linear + 272 * 64 + 2 * 64 * 2 + 64) * 4
     assert (loaded.__dict__["packed_bytes"] >= num_linear * 4) == has_onednn
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, {"trained_len": 2048, "max_model_len": 160, "limited_by": "worker.num_blocks"}),
+        (
+            {"num_blocks": None, "kv_cache_gib": 1 / 1024},
+            {"trained_len": 2048, "max_model_len": 2032, "limited_by": "worker.kv_cache_gib"},
+        ),
+        ({"max_model_len": 160}, None),
+        ({"num_blocks": 128}, None),
+    ],
+)
+def test_a_context_that_the_cache_cuts_short_is_told_with_the_key_that_does(
+    changes: dict[str, Any], told: dict[str, object] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_worker(replace(DUMMY, **changes), NoMetrics(), silent)
+
+    reduced = [record.__dict__ for record in caplog.records if record.getMessage() == "model_len_reduced"]
+    assert [{key: fields[key] for key in told or {}} for fields in reduced] == ([] if told is None else [told])
 
 
 @pytest.mark.parametrize(("cores", "wanted", "threads"), [({5}, None, 1), ({0, 1, 6, 7}, None, 3), ({0, 1}, 4, 4)])
