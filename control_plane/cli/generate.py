@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TextIO
 
@@ -72,7 +72,10 @@ def chat(system: str, connection: Connection, sampling: Sampling, source: TextIO
 
 
 def _messages(source: TextIO, invitation: str) -> Iterator[str]:
-    """Yield each line that says something; `input` gives a terminal its line editing."""
+    """Yield each line that says something; an invitation is for a terminal, whose lines can be edited."""
+    if invitation:
+        with suppress(ImportError):  # some builds of Python lack it
+            import readline  # noqa: F401  # `input` edits lines once it is loaded
     while True:
         try:
             line = input(invitation) if invitation else source.readline()

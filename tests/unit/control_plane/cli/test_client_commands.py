@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import signal
 import sys
 import threading
@@ -323,6 +324,34 @@ def test_at_a_terminal_an_error_ends_one_answer_and_not_the_conversation(
     assert log.getvalue() == "dihedral: chat: is too long\n"
     assert out.getvalue() == "one two three\n"
     assert [message.content for message in server.inference.requests[1].chat.messages] == ["second"]
+
+
+async def test_at_a_terminal_a_line_can_be_edited(server: ScriptedServer) -> None:
+    ours, terminal = os.openpty()
+    chat = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "control_plane.cli", "chat", "--address", server.address),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "dumb", "INPUTRC": os.devnull},
+    )
+    os.close(terminal)
+
+    await asyncio.to_thread(read_until, ours, b"you> ")
+    os.write(ours, b"rst\x01fi\n")  # Ctrl-A goes to the start of the line
+    await asyncio.to_thread(read_until, ours, b"you> ")
+    os.write(ours, b"\x04")
+
+    assert await chat.wait() == 0
+    os.close(ours)
+    assert [message.content for message in server.inference.requests[0].chat.messages] == ["first"]
+
+
+def read_until(descriptor: int, end: bytes) -> None:
+    """Read what a terminal shows until these bytes come. Raises: OSError: the terminal was closed before."""
+    shown = b""
+    while end not in shown:
+        shown += os.read(descriptor, 1024)
 
 
 def next_or_end(script: Iterator[str]) -> str:
