@@ -17,8 +17,8 @@ class WorkerConfig:
     max_sequences: int = 64  # rows: sequences that may be on the worker at once
     max_step_tokens: int = 512  # tokens in one step, prompt and decode together
     block_size: int = 16  # tokens per KV block
-    kv_cache_gib: float = 1.0  # memory for the KV cache
-    num_blocks: int | None = None  # KV blocks; None: as many as fit into kv_cache_gib
+    kv_cache_gib: float = 1.0  # memory for the KV cache; less is taken if max_sequences x max_model_len need less
+    num_blocks: int | None = None  # KV blocks; None: as kv_cache_gib holds, or fewer if all rows cannot fill so many
     kv_cache_dtype: str = "auto"  # auto: as dtype
     seed: int = 0  # of random weights, for load_format dummy
     host: str = "127.0.0.1"  # where the worker listens
