@@ -60,6 +60,19 @@ def test_config_reaches_the_planes_word_for_word(tmp_path: Path) -> None:
     assert worker.section(MetricsConfig).port == 9000
 
 
+@pytest.mark.parametrize(
+    ("workers", "owner_id"), [({}, "cell-dihedral"), ({"owner_id": None}, "cell-dihedral"), ({"owner_id": "a"}, "a")]
+)
+def test_the_control_plane_has_an_owner_id_that_outlives_its_pod(
+    workers: dict[str, object], owner_id: str, tmp_path: Path
+) -> None:
+    objects = render({"config.workers": workers})
+
+    control_plane = load(config_file(objects, "cell-dihedral-control-plane", tmp_path))
+
+    assert control_plane.section(WorkersConfig).owner_id == owner_id
+
+
 def test_the_worker_computes_with_the_cores_that_its_pod_requests(tmp_path: Path) -> None:
     objects = render()
 

@@ -1,4 +1,4 @@
-{{- /* The configuration file of each plane: the values under `config`, and the addresses, which only the chart knows. */ -}}
+{{- /* The configuration file of each plane: the values under `config`, and what only the chart knows: addresses, and a name that outlives pods. */ -}}
 
 {{- define "dihedral.controlPlaneConfig" -}}
 {{- $config := deepCopy (pick .Values.config "server" "admission" "scheduler" "workers" "log" "metrics") -}}
@@ -7,6 +7,9 @@
 {{- $_ := set $config.server "host" "0.0.0.0" -}}
 {{- $_ := set $config.metrics "host" "0.0.0.0" -}}
 {{- $_ := set $config.workers "address" (printf "%s:%d" $worker (int .Values.config.worker.port)) -}}
+{{- if not $config.workers.owner_id -}}
+{{- $_ := set $config.workers "owner_id" $name -}}
+{{- end -}}
 {{ toYaml $config }}
 {{- end -}}
 
