@@ -5,6 +5,8 @@ from math import isfinite
 
 from plugins.errors import InvalidConfig
 
+DTYPES = ("bfloat16", "float32")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -38,8 +40,8 @@ class WorkerConfig:
                 f"worker.max_step_tokens ({self.max_step_tokens}) must be at least worker.max_sequences "
                 f"({self.max_sequences}), so that every sequence can decode"
             )
-        if self.dtype not in ("bfloat16", "float32"):
-            raise InvalidConfig(f"worker.dtype must be bfloat16 or float32, is {self.dtype!r}")
+        if self.dtype not in DTYPES:
+            raise InvalidConfig(f"worker.dtype must be {' or '.join(DTYPES)}, is {self.dtype!r}")
         if not (isfinite(self.kv_cache_gib) and self.kv_cache_gib > 0):
             raise InvalidConfig(f"worker.kv_cache_gib must be a number above 0, is {self.kv_cache_gib}")
         if not 0 <= self.port <= 65535:

@@ -10,11 +10,15 @@ import typing
 from typing import Any
 
 from control_plane.config import find_sections
+from control_plane.logs import FORMATS, LEVELS
+from gpu_worker.config import DTYPES
+from plugins.errors import InvalidConfig
 from tests.architecture.sources import ROOT
 
 SCHEMA = ROOT / "helm/dihedral/values.schema.json"
 # Where pods listen and find each other is known to the chart alone, and a pod reads only its own section.
 SET_BY_THE_CHART = {("server", "host"), ("worker", "host"), ("metrics", "host"), ("workers", "address")}
+CHOICES = {("worker", "dtype"): DTYPES, ("log", "level"): LEVELS, ("log", "format"): FORMATS}
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 
 
@@ -35,8 +39,11 @@ def section_schema(name: str, kind: type[Any]) -> dict[str, Any]:
     schema: dict[str, Any] = {
         "type": "object",
         "additionalProperties": False,
-        "properties": {key: value_schema(hints[key]) for key in sorted(keys)},
+        "properties": {key: value_schema(hints[key]) | bound(kind, key, hints[key]) for key in sorted(keys)},
     }
+    for key in keys:
+        if (name, key) in CHOICES:
+            schema["properties"][key] = {"enum": list(CHOICES[name, key])}
     if "port" in keys:
         schema["properties"]["port"] = {"type": "integer", "minimum": 1, "maximum": 65535}  # services must know it
     if needed := sorted({"port", "drain_s", "enabled"}.intersection(keys)):
@@ -54,6 +61,24 @@ def value_schema(hint: Any) -> dict[str, Any]:
     if origin in (types.UnionType, typing.Union):
         return {"type": [TYPES[argument] for argument in arguments]}
     return {"type": TYPES[hint]}
+
+
+def bound(kind: type[Any], key: str, hint: Any) -> dict[str, float]:
+    """Return the least value of a number, if it is 0 or above it: what the section itself refuses tells."""
+    number = {int, float}.intersection({hint, *typing.get_args(hint)})
+    if not number or not is_refused(kind, key, -1):
+        return {}
+    if not is_refused(kind, key, 0):
+        return {"minimum": 0}
+    return {"minimum": 1} if number == {int} else {"exclusiveMinimum": 0}
+
+
+def is_refused(kind: type[Any], key: str, value: object) -> bool:
+    try:
+        kind(**{key: value})
+    except InvalidConfig:
+        return True
+    return False
 
 
 def main() -> None:
