@@ -49,7 +49,7 @@ class BrokenWorker:
 
 
 def dummy(port: int = 0) -> WorkerConfig:
-    return WorkerConfig(load_format="dummy", dtype="float32", threads=1, num_blocks=8, port=port)
+    return WorkerConfig(load_format="dummy", dtype="float32", threads=1, num_blocks=8, max_model_len=128, port=port)
 
 
 async def until_event(caplog: pytest.LogCaptureFixture, event: str) -> logging.LogRecord:
