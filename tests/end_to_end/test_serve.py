@@ -174,7 +174,7 @@ async def test_a_control_plane_without_a_worker_says_so() -> None:
         code, _, err = await run("generate", "Hello", "--address", f"127.0.0.1:{port}")
 
     assert code == 1
-    assert err.startswith("dihedral: no model is loaded yet")
+    assert err.startswith("dihedral: no model is served now: ")
 
 
 @pytest.mark.parametrize(
