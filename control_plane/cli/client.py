@@ -12,24 +12,18 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from control_plane.api.config import MAX_MESSAGE_MIB
 from control_plane.cli.options import Sampling
 from control_plane.cli.results import Completion, ServerStatus, WorkerStatus
-from plugins.errors import Code, FieldViolation, InvalidRequest, ServingError
+from control_plane.cli.transport_errors import translate
+from plugins.errors import FieldViolation, InvalidRequest
 from protos.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.channel import MIB, channel_options
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
-from protos.status import from_rpc_error
 
 READINESS = "readiness"  # the health service's name for "a request would be taken"
-MAX_MESSAGE_BYTES = 64 * MIB  # the server's own limit is smaller, and it is the one to tell
 CONNECT_TIMEOUT_S = 10.0  # for calls that only ask
-
-
-class NoServer(ServingError):
-    """Nothing listens at the address."""
-
-    code, reason = Code.UNAVAILABLE, "NO_SERVER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +37,15 @@ class Delta:
 class Client:
     """A channel to one control plane. Use it as an async context manager, within one event loop.
 
-    Every method raises the ServingError that the server raised; NoServer if nothing answers.
+    Every method raises the ServingError that the server raised, or one that says what became of the connection.
+    Any size of message is tried: the limit that counts is the server's.
     """
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._address, options=channel_options(MAX_MESSAGE_BYTES))
+        self._channel = grpc.aio.insecure_channel(self._address, options=channel_options(MAX_MESSAGE_MIB * MIB))
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -98,7 +93,7 @@ class Client:
                     ),
                 )
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise translate(error, self._address, timeout_s, time.monotonic() - started) from error
         finally:
             call.cancel()
 
@@ -107,7 +102,7 @@ class Client:
         try:
             response = await self._inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CONNECT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise translate(error, self._address) from error
         return tuple(model.name for model in response.models)
 
     async def readiness(self) -> AsyncGenerator[bool, None]:
@@ -119,7 +114,7 @@ class Client:
             async for response in call:
                 yield response.status == health_pb2.HealthCheckResponse.SERVING
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise translate(error, self._address) from error
         finally:
             call.cancel()
 
@@ -132,7 +127,7 @@ class Client:
                 health_pb2.HealthCheckRequest(service=READINESS), timeout=CONNECT_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise translate(error, self._address) from error
         return ServerStatus(
             address=self._address,
             readiness=health_pb2.HealthCheckResponse.ServingStatus.Name(health.status).lower(),
@@ -144,14 +139,6 @@ class Client:
             max_waiting=server.max_waiting,
             workers=tuple(_worker(worker) for worker in listed.workers),
         )
-
-    def _translated(self, error: grpc.aio.AioRpcError) -> ServingError:
-        """Our own error again; a server that is not there is told apart from one that cannot serve now."""
-        translated = from_rpc_error(error)
-        details = error.details() or ""
-        if error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
-            return NoServer(f"no server answers at {self._address}; start one with `dihedral serve`")
-        return translated
 
 
 def local_address(host: str, port: int) -> str:
