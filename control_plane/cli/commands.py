@@ -23,7 +23,7 @@ from control_plane.cli.client import Client, local_address
 from control_plane.cli.flags import Flag, canonical, make_flags, signature
 from control_plane.cli.generate import chat, generate
 from control_plane.cli.launch import Context, Invocation, launch
-from control_plane.cli.options import Address, Connection, Sampling
+from control_plane.cli.options import Address, Connection, Sampling, check_connection
 from control_plane.cli.render import render
 from control_plane.cli.results import ServerStatus
 from control_plane.config import CONTROL_PLANE_SECTIONS, Source, find_sections, load_config
@@ -208,7 +208,10 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
         return local_address(server.host, server.port)
 
     def connect(connection: Connection) -> Connection:
-        return replace(connection, address=connection.address or default_address())
+        """Fill the address in. Raises: InvalidConfig: a flag can reach no server."""
+        address = connection.address or default_address()
+        check_connection(address, connection.timeout)
+        return replace(connection, address=address)
 
     @app.command(name="generate", sort_key=100)
     def generate_command(
@@ -226,8 +229,9 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
         connection: Connection = Connection(),  # noqa: B008  # frozen
     ) -> int:
         """Continue a text; it appears while it is made."""
+        connection = connect(connection)
         text = sys.stdin.read().removesuffix("\n") if prompt is None else prompt
-        completion = generate(text, use_chat, connect(connection), sampling, None if use_json else sys.stdout)
+        completion = generate(text, use_chat, connection, sampling, None if use_json else sys.stdout)
         if use_json:
             render(completion, True, Console())
         elif sys.stdout.isatty():
@@ -248,7 +252,8 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
     @app.command(name="status", sort_key=100)
     def status_command(*, address: Address = "", use_json: Annotated[bool, as_json] = False) -> int:
         """Show a server, its load and its workers."""
-        render(asyncio.run(_status(address or default_address())), use_json, Console())
+        connection = connect(Connection(address=address))
+        render(asyncio.run(_status(connection.address)), use_json, Console())
         return 0
 
 

@@ -1,10 +1,15 @@
-"""Flags that several client commands share."""
+"""Flags that several client commands share, and what is refused before a server is called."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from plugins.errors import InvalidConfig
+
+HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+MAX_TIMEOUT_S = 1_000_000  # a longer one may overflow in gRPC, and then it has passed at once
 CONNECTION = Group("Connection", sort_key=2)
 SAMPLING = Group("Sampling", sort_key=1)
 Address = Annotated[
@@ -20,6 +25,15 @@ class Connection:
     address: Address = ""
     model: Annotated[str, Parameter(help="name of a model [the only one served]", show_default=False)] = ""
     timeout: Annotated[float | None, Parameter(help="seconds that one answer may take [the server's limit]")] = None
+
+
+def check_connection(address: str, timeout_s: float | None) -> None:
+    """Refuse what can reach no server. Raises: InvalidConfig: the address, or the time an answer may take."""
+    found = HOST_AND_PORT.fullmatch(address)
+    if found is None or not 1 <= int(found["port"]) <= 65535:
+        raise InvalidConfig(f"--address must be host:port, or [v6]:port, is {address!r}")
+    if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidConfig(f"--timeout must be above 0 and at most {MAX_TIMEOUT_S} seconds, is {timeout_s:g}")
 
 
 @Parameter(name="*", group=SAMPLING)

@@ -213,6 +213,45 @@ def test_what_no_message_can_carry_is_refused_as_by_the_server(
     assert server.inference.requests == []
 
 
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["status"]])
+@pytest.mark.parametrize(
+    "address",
+    ["foo", "http://127.0.0.1:5", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536", "h:x", "::1:5", ":5", "[]:5"],
+)
+def test_an_address_that_is_none_is_refused_before_a_call(
+    command: list[str], address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([*command, "--address", address])
+
+    assert (code, capsys.readouterr().err) == (
+        2,
+        f"dihedral: --address must be host:port, or [v6]:port, is {address!r}\n",
+    )
+
+
+@pytest.mark.parametrize("address", ["[::1]:1", "localhost:1", "127.0.0.1:1"])
+def test_an_address_is_a_host_of_any_kind_and_a_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["status", "--address", address])
+
+    assert (code, capsys.readouterr().err) == (
+        1,
+        f"dihedral: no server answers at {address}; start one with `dihedral serve`\n",
+    )
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "1e+12"])
+def test_a_timeout_outside_its_range_is_refused_before_a_call(
+    server: ScriptedServer, timeout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["generate", "x", f"--timeout={timeout}", "--address", server.address])
+
+    assert (code, capsys.readouterr().err) == (
+        2,
+        f"dihedral: --timeout must be above 0 and at most 1000000 seconds, is {timeout}\n",
+    )
+    assert server.inference.requests == []
+
+
 @pytest.mark.parametrize("command", [["generate", "x"], ["status"]])
 def test_an_absent_server_is_told_with_the_remedy(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code = main([*command, "--address", "127.0.0.1:1"])
