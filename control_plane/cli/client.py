@@ -24,6 +24,11 @@ from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 
 READINESS = "readiness"  # the health service's name for "a request would be taken"
 CONNECT_TIMEOUT_S = 10.0  # for calls that only ask
+WHOLE_NUMBERS = {  # what the fields of a message can carry, and what the server takes of it
+    "max_tokens": "[1, 2**32), or left out",
+    "top_k": "[0, 2**32), 0 keeps all tokens",
+    "seed": "[0, 2**64), or left out",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,8 @@ def _sampling(sampling: Sampling) -> common_pb2.SamplingParams:
         try:
             setattr(message, field.name, value)
         except ValueError:  # such as a count below 0
-            violations.append(FieldViolation(f"sampling.{field.name}", "OUT_OF_RANGE", f"{value} is out of range"))
+            description = f"is {value}; must be in {WHOLE_NUMBERS[field.name]}"
+            violations.append(FieldViolation(f"sampling.{field.name}", "OUT_OF_RANGE", description))
     if violations:
         raise InvalidRequest(violations)
     return message

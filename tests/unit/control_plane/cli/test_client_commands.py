@@ -198,9 +198,10 @@ def test_a_refusal_is_one_line_with_every_field_and_exit_code_1(
     [
         (
             ["x", "--max-tokens=-5", "--seed=-1"],
-            "sampling.max_tokens: -5 is out of range; sampling.seed: -1 is out of range",
+            "sampling.max_tokens: is -5; must be in [1, 2**32), or left out; "
+            "sampling.seed: is -1; must be in [0, 2**64), or left out",
         ),
-        (["x", "--top-k=4294967296"], "sampling.top_k: 4294967296 is out of range"),
+        (["x", "--top-k=4294967296"], "sampling.top_k: is 4294967296; must be in [0, 2**32), 0 keeps all tokens"),
         (["\udcff"], "prompt: is not valid Unicode: surrogates not allowed"),
     ],
 )
