@@ -5,6 +5,7 @@ A command that serves takes the whole configuration as flags; its work is in a m
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,7 @@ from inspect import Signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 from rich.console import Console
 
 from control_plane.api.config import ServerConfig
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(words, os.environ)
     except CycloptsError as error:
         command = "dihedral" if isinstance(error, UnknownCommandError) else f"dihedral {words[0]}"
-        return _fail(f"{' '.join(str(error).split())} See `{command} --help`.", 2)
+        return _fail(f"{_complaint(words, error)} See `{command} --help`.", 2)
     except InvalidConfig as error:
         return _fail(str(error), 2)
     except ServingError as error:
@@ -260,6 +261,20 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
 async def _status(address: str) -> ServerStatus:
     async with Client(address) as client:
         return await client.status()
+
+
+def _complaint(words: Sequence[str], error: CycloptsError) -> str:
+    """Say on one line what is wrong with the words; what follows a prompt is most often a part of it."""
+    after_dashes = [word.partition("=")[0] for word in words[words.index("--") :]] if "--" in words else []
+    match error:
+        case UnusedCliTokensError(unused_tokens=list(left_over)):
+            pass
+        case UnknownOptionError(token=token) if (option := token.keyword or token.value) in after_dashes:
+            left_over = [option]
+        case _:
+            return " ".join(str(error).split())
+    advice = " Quote the prompt; options go before `--`." if words[0] == "generate" else ""
+    return f"Words are left over: {shlex.join(left_over)}.{advice}"
 
 
 def _fail(message: str, code: int) -> int:

@@ -88,6 +88,13 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
         (["serve", "--port", "many"], 'Invalid value for --port: unable to convert "many" into int.'),
         (["serve", "--port", "70000"], "server.port must be in [0, 65535], is 70000 (--port on the command line)"),
         (["control-plane", "--worker.seed", "1"], "Unknown option: --worker.seed."),
+        (["serve", "a", "b"], "Words are left over: b. See `dihedral serve --help`."),
+        (["generate", "the", "sea", "is"], "Words are left over: sea is. Quote the prompt; options go before `--`."),
+        (
+            ["generate", "--", "the", "--top-k"],
+            "Words are left over: --top-k. Quote the prompt; options go before `--`.",
+        ),
+        (["generate", "--", "--model", "--max-tokens=3"], "Words are left over: --max-tokens. Quote the prompt;"),
     ],
 )
 def test_wrong_words_are_one_clear_line_and_exit_code_2(
