@@ -20,11 +20,11 @@ QUIET = ("asyncio", "filelock", "grpc", "httpcore", "httpx", "huggingface_hub", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    level: str = "info"  # debug, info, warning or error
+    level: str = "info"  # debug, info, warning or error, in capitals or not
     format: str = "auto"  # human, json, or auto: human on a terminal
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
+        if self.level.lower() not in LEVELS:
             raise InvalidConfig(f"log.level must be one of {', '.join(LEVELS)}, is {self.level!r}")
         if self.format not in FORMATS:
             raise InvalidConfig(f"log.format must be one of {', '.join(FORMATS)}, is {self.format!r}")

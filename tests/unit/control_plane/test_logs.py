@@ -80,9 +80,10 @@ def test_setting_up_twice_prints_each_event_once() -> None:
     assert stream.getvalue().count("\n") == 1
 
 
-def test_events_below_the_level_are_left_out() -> None:
+@pytest.mark.parametrize("level", ["warning", "WARNING"])
+def test_events_below_the_level_are_left_out(level: str) -> None:
     stream = io.StringIO()
-    setup_logging(LogConfig(level="warning"), stream)
+    setup_logging(LogConfig(level=level), stream)
 
     logging.getLogger("a").info("quiet")
     logging.getLogger("a").warning("loud")
