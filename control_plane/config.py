@@ -7,11 +7,12 @@ and remembers where each value came from.
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 from pydantic import Field, ValidationError, create_model
@@ -31,6 +32,7 @@ T = TypeVar("T")
 SECTION_GROUP = "dihedral.config_sections"  # entry points: a section's name to its dataclass
 PREFIX = "DIHEDRAL_"
 CONFIG_VARIABLE = "DIHEDRAL_CONFIG"  # path of the file, if no flag names one
+NONE_WORDS = ("none", "null")  # how help and YAML say None, in letters of either case
 RESERVED_VARIABLES = (CONFIG_VARIABLE, "DIHEDRAL_PARENT_FD")
 CONTROL_PLANE_SECTIONS: Mapping[str, type[Any]] = {
     "server": ServerConfig,
@@ -109,13 +111,14 @@ def load_config(
     if file is None and environ.get(CONFIG_VARIABLE):
         file = Path(environ[CONFIG_VARIABLE])
     sources = [flags, read_environment(environ), *([read_file(file)] if file else [])]
+    optional = _optional_keys(sections)
     origins: dict[str, str] = {}
     for source in sources:
         _refuse_unknown(source, sections)
         for key in source.values:
             origins.setdefault(key, f"{source.spell(key)} {source.place}")
     try:
-        root = _root_model(sections, [_nested(source.values) for source in sources])()
+        root = _root_model(sections, [_nested(_without_words(source.values, optional)) for source in sources])()
     except ValidationError as error:
         raise InvalidConfig("; ".join(_describe(each, origins) for each in error.errors())) from error
     return Config({name: getattr(root, name) for name in sections}, origins)
@@ -190,6 +193,24 @@ def _refuse_unknown(source: Source, sections: Mapping[str, type[Any]]) -> None:
         close = " or ".join(source.spell(known) for known in nearest(key, keys))
         hint = f"did you mean {close}?" if close else f"sections are {', '.join(sections)}"
         raise InvalidConfig(f"unknown key {written}; {hint}")
+
+
+def _optional_keys(sections: Mapping[str, type[Any]]) -> set[str]:
+    """All dotted keys that may be None."""
+    return {
+        f"{name}.{key}"
+        for name, kind in sections.items()
+        for key, hint in get_type_hints(kind).items()
+        if NoneType in get_args(hint)
+    }
+
+
+def _without_words(values: Mapping[str, object], optional: Collection[str]) -> dict[str, object]:
+    """Put None where a word says it, for keys that may be None."""
+    return {
+        key: None if key in optional and isinstance(value, str) and value.lower() in NONE_WORDS else value
+        for key, value in values.items()
+    }
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:

@@ -79,6 +79,22 @@ def test_text_is_read_as_the_type_of_its_key() -> None:
     assert config.section(GardenConfig).num_trees == 7
 
 
+@pytest.mark.parametrize("word", ["None", "null"])
+def test_a_key_that_may_be_none_is_so_by_the_word_of_help_and_of_yaml(tmp_path: Path, word: str) -> None:
+    file = write(tmp_path, "kitchen: {name: file}\n")
+
+    by_variable = load(environ={"DIHEDRAL_KITCHEN__NAME": word}, file=file)
+    by_file = load(file=write(tmp_path, f"kitchen: {{name: {word}}}\n"))
+
+    assert by_variable.section(KitchenConfig).name is None
+    assert by_file.section(KitchenConfig).name is None
+
+
+def test_a_key_that_must_have_a_value_refuses_none() -> None:
+    with pytest.raises(InvalidConfig, match="garden.port: Input should be a valid integer"):
+        load(environ={"DIHEDRAL_GARDEN__PORT": "None"})
+
+
 def test_dihedral_config_names_the_file_when_no_flag_does(tmp_path: Path) -> None:
     named = write(tmp_path, "garden: {num_trees: 5}\n")
 
