@@ -41,8 +41,8 @@ def control_plane(context: Context) -> int:
 def serve(context: Context) -> int:
     """Serve with a worker of our own, until SIGTERM or SIGINT. Returns the exit code.
 
-    Raises: WorkerGaveUp: the worker cannot be started as it is configured.
-        InvalidConfig: a flag names another worker.
+    Raises: WorkerGaveUp: the worker dies before it can serve.
+        InvalidConfig: a flag names another worker; WorkerRefused: the worker's configuration or model is wrong.
     """
     if "workers.address" in context.invocation.flags:
         raise InvalidConfig("workers.address: serve starts a worker of its own; use control-plane with one elsewhere")

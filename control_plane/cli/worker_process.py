@@ -10,21 +10,30 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from plugins.errors import Code, ServingError
+from plugins.errors import Code, InvalidConfig, ServingError
 
 logger = logging.getLogger(__name__)
 
 PARENT_VARIABLE = "DIHEDRAL_PARENT_FD"  # a pipe whose end tells the child that its parent is gone
-BAD_CONFIG = 2  # exit code of a command whose configuration is wrong; it has said why
+BAD_CONFIG = 2  # exit code of a command whose configuration or model is wrong; it has said why
 MAX_FAILURES = 3  # deaths in a row of a worker that never served
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 15.0
 
 
 class WorkerGaveUp(ServingError):
-    """The worker cannot be started as it is configured."""
+    """The worker died again and again before it could serve."""
 
     code, reason = Code.FAILED_PRECONDITION, "WORKER_GAVE_UP"
+
+
+class WorkerRefused(InvalidConfig):
+    """The worker cannot start with its configuration, or with the files of its model."""
+
+    reason = "WORKER_REFUSED"
+
+    def __init__(self) -> None:
+        super().__init__("the worker could not start; its own message is above")
 
 
 class WorkerProcess:
@@ -50,7 +59,8 @@ class WorkerProcess:
     async def run(self, stop: asyncio.Event) -> None:
         """Keep a worker running until `stop` is set, then end it.
 
-        Raises: WorkerGaveUp: it refuses its configuration, or died too often without having served.
+        Raises: WorkerRefused: it says that its configuration or its model is wrong; WorkerGaveUp: it died too often
+            without having served.
         """
         reading, writing = os.pipe()
         try:
@@ -62,7 +72,7 @@ class WorkerProcess:
                 delay_s = min(FIRST_DELAY_S * 2 ** (self._num_failures - 1), MAX_DELAY_S)
                 logger.warning("worker_exited", extra={"exit": describe_exit(code), "restart_in_s": delay_s})
                 if not self._has_served and code == BAD_CONFIG:
-                    raise WorkerGaveUp("the worker refused its configuration; its message is above")
+                    raise WorkerRefused
                 if not self._has_served and self._num_failures >= MAX_FAILURES:
                     raise WorkerGaveUp(
                         f"the worker died {self._num_failures} times before it could serve "

@@ -181,6 +181,7 @@ async def test_a_control_plane_without_a_worker_says_so() -> None:
     ("words", "message"),
     [
         (("serve", "/nowhere/model.gguf", *FREE_PORTS), "/nowhere/model.gguf"),
+        (("serve", __file__, *FREE_PORTS), __file__),
         (("serve", "--load-format=nonsense", *FREE_PORTS), "nonsense"),
     ],
 )
@@ -189,9 +190,9 @@ async def test_a_worker_that_cannot_start_stops_serve_with_its_message(words: tu
         code = await server.process.wait()
 
     complaints = [line for line in server.log if line.startswith("dihedral: ")]
-    assert code == 1
+    assert code == 2
     assert message in complaints[0]
-    assert complaints[1] == "dihedral: the worker refused its configuration; its message is above"
+    assert complaints[1] == "dihedral: the worker could not start; its own message is above"
 
 
 async def test_the_demo_shows_three_chats_and_that_they_were_counted() -> None:

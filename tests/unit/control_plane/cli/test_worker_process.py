@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from control_plane.cli.worker_process import WorkerGaveUp, WorkerProcess, describe_exit
+from control_plane.cli.worker_process import WorkerGaveUp, WorkerProcess, WorkerRefused, describe_exit
 
 # Says its process id to the test, then waits for a byte, or for the end of its parent.
 CALL = """
@@ -99,7 +99,7 @@ async def test_a_killed_worker_is_started_again() -> None:
 
 async def test_a_worker_that_refuses_its_configuration_is_not_started_again() -> None:
     async with callers() as calls:
-        with pytest.raises(WorkerGaveUp, match="the worker refused its configuration; its message is above"):
+        with pytest.raises(WorkerRefused, match="the worker could not start; its own message is above"):
             await worker_process(CALL + "sys.exit(2)", calls.port).run(asyncio.Event())
 
         await calls.next()
