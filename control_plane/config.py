@@ -76,6 +76,16 @@ class Config:
         """Tell who set a dotted key, such as `--port`; None: it has its default."""
         return self._origins.get(key)
 
+    def replaced(self, values: Mapping[str, object]) -> "Config":
+        """Return the configuration with other values for some dotted keys, which keep their origins.
+
+        Raises: InvalidConfig: a section refuses a value.
+        """
+        changed = {
+            name: dataclasses.replace(cast(Any, self._sections[name]), **tree) for name, tree in _nested(values).items()
+        }
+        return Config(self._sections | changed, self._origins)
+
     def resolved(self, names: Iterable[str]) -> dict[str, dict[str, object]]:
         """Return every value of some sections, by section and key."""
         return {name: dataclasses.asdict(cast(Any, self._sections[name])) for name in names}

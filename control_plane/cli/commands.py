@@ -27,7 +27,7 @@ from control_plane.cli.launch import Context, Invocation, launch
 from control_plane.cli.options import Address, Connection, Sampling, check_connection
 from control_plane.cli.render import render
 from control_plane.cli.results import ServerStatus
-from control_plane.config import CONTROL_PLANE_SECTIONS, Source, find_sections, load_config
+from control_plane.config import CONTROL_PLANE_SECTIONS, Config, Source, find_sections, load_config
 from plugins.errors import InvalidConfig, ServingError
 
 COMMAND_GROUP = "dihedral.commands"  # entry points: commands that other planes and distributions provide
@@ -60,6 +60,7 @@ class ServingCommand:
     common: tuple[str, ...]  # keys that --help shows; --help-all shows every one
     plane: str  # whose metrics it exports
     load: Callable[[], Callable[[Context], int]]
+    settle: Callable[[Config], Config] = lambda config: config  # what is chosen at start becomes a part of it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,6 +122,7 @@ def find_commands(sections: Mapping[str, type[Any]]) -> tuple[ServingCommand, ..
             (*MODEL_KEYS, *SERVER_KEYS, *OPERATING_KEYS),
             "control_plane",
             _load_serve,
+            _settle_serve,
         ),
         ServingCommand(
             "control-plane",
@@ -163,7 +165,7 @@ def _serving_function(
         given = {flag.key: bound[flag.parameter] for flag in flags if bound.get(flag.parameter) is not None}
         names = {flag.key: flag.name for flag in flags}
         source = Source(given, "on the command line", lambda key: names.get(key, key))
-        config = load_config(find_sections(), source, environ, file)
+        config = command.settle(load_config(find_sections(), source, environ, file))
         return launch(Invocation(config, command.sections, given, file), command.plane, command.load())
 
     about = Parameter(group=GENERAL, help="YAML file of sections and keys [DIHEDRAL_CONFIG]", show_default=False)
@@ -179,6 +181,12 @@ def _load_serve() -> Callable[[Context], int]:
     from control_plane.cli.serve import serve
 
     return serve
+
+
+def _settle_serve(config: Config) -> Config:
+    from control_plane.cli.serve import settle_worker
+
+    return settle_worker(config)
 
 
 def _load_control_plane() -> Callable[[Context], int]:

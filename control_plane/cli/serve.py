@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TextIO
 
 from control_plane.admission.config import AdmissionConfig
@@ -39,23 +38,30 @@ def control_plane(context: Context) -> int:
 
 
 def serve(context: Context) -> int:
-    """Serve with a worker of our own, until SIGTERM or SIGINT. Returns the exit code.
+    """Serve with a worker of our own, until SIGTERM or SIGINT. Returns the exit code. Its place is settled already.
 
     Raises: WorkerGaveUp: the worker dies before it can serve.
         InvalidConfig: a flag names another worker; WorkerRefused: the worker's configuration or model is wrong.
     """
     if "workers.address" in context.invocation.flags:
         raise InvalidConfig("workers.address: serve starts a worker of its own; use control-plane with one elsewhere")
-    host, port = worker_place(context.invocation.config)
-    worker = WorkerProcess(worker_command(context.invocation, port), os.environ, GRACE_S)
-    workers = replace(context.section(WorkersConfig), address=local_address(host, port))
-    return asyncio.run(_run(context, workers, worker))
+    worker = WorkerProcess(worker_command(context.invocation), os.environ, GRACE_S)
+    return asyncio.run(_run(context, context.section(WorkersConfig), worker))
 
 
-def worker_command(invocation: Invocation, port: int) -> list[str]:
+def settle_worker(config: Config) -> Config:
+    """Return the configuration of `serve` with the place that our worker takes, in both planes' sections.
+
+    Raises: InvalidConfig: the worker's host is not an address of this machine.
+    """
+    host, port = worker_place(config)
+    return config.replaced({"worker.port": port, "workers.address": local_address(host, port)})
+
+
+def worker_command(invocation: Invocation) -> list[str]:
     """Return the command of our worker: the same flags, file and environment, and ports of its own."""
     values = {key: value for key, value in invocation.flags.items() if key.partition(".")[0] in WORKER_SECTIONS}
-    values["worker.port"] = port
+    values["worker.port"] = invocation.config.resolved(["worker"])["worker"]["port"]
     metrics_port = invocation.config.section(MetricsConfig).port
     if metrics_port is not None:
         values["metrics.port"] = metrics_port + 1 if 0 < metrics_port < 65535 else 0

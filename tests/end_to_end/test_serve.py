@@ -44,6 +44,19 @@ async def test_serve_answers_generate_status_and_scrapes_and_ends_without_a_trac
         await ended(worker)
 
 
+async def test_the_logged_configuration_names_the_worker_that_serves() -> None:
+    async with dihedral(*SERVE) as server:
+        await server.ready()
+
+        config = await server.logged("config_resolved")
+        status = json.loads((await run("status", "--json", "--address", server.address))[1])
+
+    worker, workers = config["worker"], config["workers"]
+    assert isinstance(worker, dict)
+    assert isinstance(workers, dict)
+    assert status["workers"][0]["worker"] == workers["address"] == f"127.0.0.1:{worker['port']}"
+
+
 async def test_the_first_signal_lets_running_streams_end() -> None:
     async with dihedral(*SERVE) as server:
         await server.ready()

@@ -267,3 +267,14 @@ def test_resolved_values_are_listed_by_section() -> None:
     config = load(flags={"garden.port": 9})
 
     assert config.resolved(["garden"]) == {"garden": {"port": 9, "num_trees": 3}}
+
+
+def test_a_replaced_value_leaves_the_others_and_is_checked_by_its_section() -> None:
+    config = load(flags={"garden.port": 9})
+
+    replaced = config.replaced({"garden.num_trees": 4})
+
+    assert replaced.resolved(["garden"]) == {"garden": {"port": 9, "num_trees": 4}}
+    assert config.section(GardenConfig).num_trees == 3
+    with pytest.raises(InvalidConfig, match="garden.num_trees must be at least 0, is -1"):
+        config.replaced({"garden.num_trees": -1})

@@ -4,13 +4,14 @@ import asyncio
 import io
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from control_plane.cli.client import local_address
 from control_plane.cli.launch import Context, Invocation
-from control_plane.cli.serve import announce, serve, worker_command, worker_place
+from control_plane.cli.serve import announce, serve, settle_worker, worker_command, worker_place
 from control_plane.config import Source, find_sections, load_config
 from control_plane.telemetry import PrometheusMetrics
 from plugins.errors import InvalidConfig
@@ -24,9 +25,15 @@ def invocation(flags: dict[str, object], file: Path | None = None) -> Invocation
 
 
 def test_the_worker_gets_the_flags_that_it_reads_and_an_address_of_its_own() -> None:
-    command = worker_command(
-        invocation({"worker.model": "m", "log.level": "debug", "server.port": 1, "scheduler.max_sequences": 2}), 50099
-    )
+    flags: dict[str, object] = {
+        "worker.model": "m",
+        "log.level": "debug",
+        "server.port": 1,
+        "scheduler.max_sequences": 2,
+    }
+    given = invocation(flags)
+
+    command = worker_command(replace(given, config=given.config.replaced({"worker.port": 50099})))
 
     assert command[:5] == [sys.executable, "-P", "-m", "control_plane.cli", "worker"]
     assert command[5:] == ["--worker.model=m", "--log.level=debug", "--worker.port=50099"]
@@ -36,24 +43,33 @@ def test_the_worker_reads_the_same_file(tmp_path: Path) -> None:
     file = tmp_path / "d.yaml"
     file.write_text("log: {level: debug}\n", encoding="utf-8")
 
-    command = worker_command(invocation({}, file), 50099)
+    command = worker_command(invocation({}, file))
 
     assert command[-1] == f"--config={file}"
 
 
 @pytest.mark.parametrize(("ours", "workers"), [(9000, 9001), (0, 0), (65535, 0)])
 def test_the_worker_serves_its_metrics_beside_those_of_the_control_plane(ours: int, workers: int) -> None:
-    assert f"--metrics.port={workers}" in worker_command(invocation({"metrics.port": ours}), 50099)
+    assert f"--metrics.port={workers}" in worker_command(invocation({"metrics.port": ours}))
 
 
 def test_the_metrics_ports_of_both_planes_differ_by_default() -> None:
-    assert not [word for word in worker_command(invocation({}), 50099) if word.startswith("--metrics.port")]
+    assert not [word for word in worker_command(invocation({})) if word.startswith("--metrics.port")]
 
 
 def test_a_place_that_was_chosen_is_kept() -> None:
     config = invocation({"worker.host": "127.0.0.2", "worker.port": 50123}).config
 
     assert worker_place(config) == ("127.0.0.2", 50123)
+
+
+def test_the_place_of_the_worker_is_a_part_of_the_configuration_of_both_planes() -> None:
+    flags: dict[str, object] = {"worker.host": "0.0.0.0", "worker.port": 50123}
+
+    settled = settle_worker(invocation(flags).config).resolved(["worker", "workers"])
+
+    assert (settled["worker"]["host"], settled["worker"]["port"]) == ("0.0.0.0", 50123)
+    assert settled["workers"]["address"] == "127.0.0.1:50123"
 
 
 def test_else_the_worker_gets_a_port_that_is_free() -> None:
