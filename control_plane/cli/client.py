@@ -5,7 +5,7 @@ Keeps a channel; what is printed, and when, is the commands' business.
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Self
 
@@ -184,9 +184,11 @@ def _sampling(sampling: Sampling) -> common_pb2.SamplingParams:
 
 
 def _worker(worker: admin_pb2.Worker) -> WorkerStatus:
-    return WorkerStatus(
-        worker=worker.worker_id,
-        link=_word(admin_pb2.Link.Name(worker.link)),
+    status = WorkerStatus(worker=worker.worker_id, link=_word(admin_pb2.Link.Name(worker.link)), detail=worker.detail)
+    if not worker.HasField("model"):
+        return status
+    return replace(
+        status,
         model=worker.model.name,
         dtype=worker.model.dtype,
         parameters=worker.model.num_parameters,
@@ -197,7 +199,6 @@ def _worker(worker: admin_pb2.Worker) -> WorkerStatus:
         kv_cache_dtype=worker.kv_cache_dtype,
         kv_mib=worker.kv_bytes / MIB,
         load_s=worker.load_s,
-        detail=worker.detail,
     )
 
 

@@ -33,20 +33,20 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker, as the control plane sees it."""
+    """One worker, as the control plane sees it. What is None is not known before the worker has described itself."""
 
     worker: str
     link: str
-    model: str
-    dtype: str
-    parameters: int
-    context: int  # tokens of prompt and output together
-    free_blocks: int
-    num_blocks: int
-    block_size: int
-    kv_cache_dtype: str
-    kv_mib: float
-    load_s: float
+    model: str | None = None
+    dtype: str | None = None
+    parameters: int | None = None
+    context: int | None = None  # tokens of prompt and output together
+    free_blocks: int | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    kv_cache_dtype: str | None = None
+    kv_mib: float | None = None
+    load_s: float | None = None
     detail: str  # why the link is not live
 
 

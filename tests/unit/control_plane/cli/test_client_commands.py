@@ -58,7 +58,10 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
 
 
 class ScriptedAdmin(admin_pb2_grpc.AdminServiceServicer):
-    """One busy server with one worker."""
+    """One busy server with one worker, which may not have been described yet."""
+
+    def __init__(self) -> None:
+        self.is_described = True
 
     def GetServerInfo(
         self, request: admin_pb2.GetServerInfoRequest, context: Context
@@ -68,6 +71,9 @@ class ScriptedAdmin(admin_pb2_grpc.AdminServiceServicer):
         )
 
     def ListWorkers(self, request: admin_pb2.ListWorkersRequest, context: Context) -> admin_pb2.ListWorkersResponse:
+        if not self.is_described:
+            absent = admin_pb2.Worker(worker_id="127.0.0.1:50061", link=admin_pb2.LINK_CONNECTING, detail="is loading")
+            return admin_pb2.ListWorkersResponse(workers=[absent])
         model = common_pb2.ModelInfo(name="tiny", dtype="float32", num_parameters=1000, max_model_len=64)
         worker = admin_pb2.Worker(
             worker_id="127.0.0.1:50061",
@@ -97,7 +103,8 @@ class ScriptedServer:
         self.inference = ScriptedInference()  # type: ignore[abstract]  # only Generate is called
         self._server = grpc.server(ThreadPoolExecutor(2))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(ScriptedAdmin(), self._server)
+        self.admin = ScriptedAdmin()
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(Ready(), self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
@@ -417,3 +424,21 @@ def test_status_json_has_numbers(server: ScriptedServer, capsys: pytest.CaptureF
     assert (status["readiness"], status["intake"], status["num_running"]) == ("serving", "open", 2)
     assert status["workers"][0]["free_blocks"] == 5
     assert status["workers"][0]["kv_mib"] == 2.0
+
+
+def test_status_of_a_worker_that_was_never_described_has_no_figures(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.admin.is_described = False
+
+    main(["status", "--address", server.address])
+    table = capsys.readouterr().out.partition("workers")[2]
+    main(["status", "--json", "--address", server.address])
+    worker = json.loads(capsys.readouterr().out)["workers"][0]
+
+    assert table.split("connecting")[1].split() == [
+        *("model", "-", "dtype", "-", "parameters", "-", "context", "-", "free", "blocks", "-", "blocks", "-"),
+        *("block", "size", "-", "kv", "cache", "dtype", "-", "kv", "mib", "-", "load", "s", "-"),
+        *("detail", "is", "loading"),
+    ]
+    assert (worker["parameters"], worker["num_blocks"], worker["detail"]) == (None, None, "is loading")
