@@ -5,9 +5,15 @@
     |-- UnknownModel            NOT_FOUND
     |-- DuplicateRequest        ALREADY_EXISTS
     |-- QueueFull               RESOURCE_EXHAUSTED    retry later
+    |-- TenantQuotaExceeded     RESOURCE_EXHAUSTED    one tenant has too much at hand; retry later
+    |-- QueuedTooLong           RESOURCE_EXHAUSTED    no row became free within admission.max_queue_s; retry later
+    |-- ReaderTooSlow           RESOURCE_EXHAUSTED    the output was not read within admission.max_unread_s
     |-- NotServing              UNAVAILABLE           loading, draining, no worker; retry later
     |-- WorkerLost              UNAVAILABLE           the worker went away with the request
-    |   `-- WorkerAbsent        UNAVAILABLE           there was none to connect to
+    |   |-- WorkerAbsent        UNAVAILABLE           there was none to connect to
+    |   |-- WorkerLeaving       UNAVAILABLE           it stops on purpose; nothing is wrong with its requests
+    |   `-- RecoveryTimedOut    UNAVAILABLE           no worker of its generation came in time
+    |-- QueryOfDeath            INTERNAL              two workers died of this request
     |-- WorkerTaken             ABORTED               another control plane of the same name has the worker now
     |-- DeadlineExceeded        DEADLINE_EXCEEDED
     |-- RequestCancelled        CANCELLED
@@ -88,9 +94,37 @@ class DuplicateRequest(ServingError):
 class QueueFull(ServingError):
     code, reason = Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"
 
-    def __init__(self, num_waiting: int, max_waiting: int, retry_after_s: float) -> None:
+    def __init__(self, num_waiting: int, max_waiting: int, retry_after_s: float, unit: str = "requests") -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(f"{num_waiting} requests are waiting; at most {max_waiting} may; retry in {retry_after_s:g} s")
+        super().__init__(f"{num_waiting} {unit} are waiting; at most {max_waiting} may; retry in {retry_after_s:g} s")
+
+
+class TenantQuotaExceeded(ServingError):
+    code, reason = Code.RESOURCE_EXHAUSTED, "TENANT_QUOTA_EXCEEDED"
+
+    def __init__(self, tenant: str, num_requests: int, max_requests: int, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            f"tenant {tenant!r} has {num_requests} requests at hand; at most {max_requests} may be "
+            f"(admission.max_tenant_requests); retry in {retry_after_s:g} s"
+        )
+
+
+class QueuedTooLong(ServingError):
+    code, reason = Code.RESOURCE_EXHAUSTED, "QUEUED_TOO_LONG"
+
+    def __init__(self, waited_s: float, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            f"the request waited {waited_s:g} s for a row (admission.max_queue_s); retry in {retry_after_s:g} s"
+        )
+
+
+class ReaderTooSlow(ServingError):
+    code, reason = Code.RESOURCE_EXHAUSTED, "READER_TOO_SLOW"
+
+    def __init__(self, max_unread_s: float) -> None:
+        super().__init__(f"nobody read the output for {max_unread_s:g} s (admission.max_unread_s); read faster")
 
 
 class NotServing(ServingError):
@@ -115,6 +149,33 @@ class WorkerAbsent(WorkerLost):
     def __init__(self, why: str) -> None:
         self.retry_after_s = 1.0
         ServingError.__init__(self, f"no worker is ready: {why}")
+
+
+class WorkerLeaving(WorkerLost):
+    reason = "WORKER_LEAVING"
+
+    def __init__(self, why: str) -> None:
+        self.retry_after_s = 1.0
+        ServingError.__init__(self, f"the worker is leaving: {why}")
+
+
+class RecoveryTimedOut(WorkerLost):
+    reason = "RECOVERY_TIMED_OUT"
+
+    def __init__(self, waited_s: float) -> None:
+        self.retry_after_s = 1.0
+        ServingError.__init__(
+            self,
+            f"the worker went away, and no other of its generation came within {waited_s:g} s "
+            "(workers.recovery_timeout_s); retry in 1 s",
+        )
+
+
+class QueryOfDeath(ServingError):
+    code, reason = Code.INTERNAL, "QUERY_OF_DEATH"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"two workers died while they computed request {request_id!r}; it is not tried again")
 
 
 class WorkerTaken(ServingError):

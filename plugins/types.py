@@ -11,6 +11,7 @@ RequestId = NewType("RequestId", str)  # the caller's name for a request; unique
 WorkerId = NewType("WorkerId", str)  # a worker's address, or "local" in process
 BlockId = NewType("BlockId", int)  # index of a KV block, in [0, num_blocks)
 TokenId = NewType("TokenId", int)  # index into the vocabulary, in [0, vocab_size)
+GenerationId = NewType("GenerationId", str)  # names workers that may stand in for one another
 Row = NewType("Row", int)  # a sequence's fixed place in a worker's tables, in [0, max_sequences)
 
 
@@ -40,11 +41,22 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked for. Valid by construction: admission made it. Never changes; shared freely."""
+    """What a client asked for. Valid by construction: admission made it. Never changes; shared freely.
+
+    The engine numbers requests as they arrive. A request whose worker was lost is given to another scheduler as a
+    new Request with the same number and the output it had.
+    """
 
     request_id: RequestId
     prompt_token_ids: tuple[TokenId, ...]  # not empty
     sampling: SamplingParams  # max_tokens and seed are set
+    tenant: str = ""  # on whose account it runs; "" is everybody who gave no name
+    priority: int = 0  # lower goes first
+    cache_salt: str = ""  # only requests with the same salt share cached blocks
+    sibling_of: RequestId | None = None  # another sample of that request's prompt; they share its blocks
+    arrival: int = 0  # the engine's number of this request: grows by one with each
+    arrival_s: float = 0.0  # when it came, on the engine's clock
+    output_token_ids: tuple[TokenId, ...] = ()  # what it had when its worker was lost; < max_tokens of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +181,8 @@ class WorkerInfo:
     kv_bytes: int  # of all blocks together
     tokenizer_sha256: str  # of TokenizerBundle.tokenizer_json
     load_s: float  # how long the model took to load
+    weights_version: str = ""  # equal for equal weights; another value is another generation
+    plugins: tuple[str, ...] = ()  # what was added to it, each as name==version, sorted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,22 @@ from plugins.errors import InvalidConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
     max_waiting: int = 1024  # requests that may wait for a row; more are refused with RESOURCE_EXHAUSTED
+    max_waiting_tokens: int = 4_000_000  # their prompts together; more are refused likewise
+    max_tenant_requests: int | None = None  # of one tenant at once, waiting or running; None: as many as there may be
+    tenant_key: str = "dihedral-tenant"  # the metadata of a call that tells its tenant
+    max_queue_s: float = 300.0  # a request that has no row after so long ends with RESOURCE_EXHAUSTED
+    max_unread_s: float = 60.0  # a request whose output nobody reads for so long ends
     max_reading: int = 64  # long prompts that may be turned into tokens at once; more are refused likewise
     max_prompt_bytes: int = 4 * 1024 * 1024  # UTF-8 of a prompt's text, or of a conversation; a MiB takes about 0.5 s
     max_deadline_s: float = 600.0  # a request ends after so long, even if its caller would wait longer
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_reading", "max_prompt_bytes"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"admission.{name} must be at least 1, is {getattr(self, name)}")
-        if not self.max_deadline_s > 0:
-            raise InvalidConfig(f"admission.max_deadline_s must be above 0, is {self.max_deadline_s}")
+        for name in ("max_waiting", "max_waiting_tokens", "max_tenant_requests", "max_reading", "max_prompt_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfig(f"admission.{name} must be at least 1, is {value}")
+        for name in ("max_deadline_s", "max_queue_s", "max_unread_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidConfig(f"admission.{name} must be above 0, is {getattr(self, name)}")
+        if not self.tenant_key or self.tenant_key != self.tenant_key.lower() or not self.tenant_key.isascii():
+            raise InvalidConfig(f"admission.tenant_key must be a metadata key in lower case, is {self.tenant_key!r}")
