@@ -29,15 +29,19 @@ class _IntakeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Intake.ValueTy
     INTAKE_UNSPECIFIED: _Intake.ValueType  # 0
     INTAKE_OPEN: _Intake.ValueType  # 1
     INTAKE_PAUSED: _Intake.ValueType  # 2
+    """Nothing is planned; new requests wait."""
     INTAKE_DRAINING: _Intake.ValueType  # 3
+    """Requests at hand go on; new ones are refused."""
 
 class Intake(_Intake, metaclass=_IntakeEnumTypeWrapper):
-    """Whether new requests are taken."""
+    """Whether new requests are taken, and whether those at hand move."""
 
 INTAKE_UNSPECIFIED: Intake.ValueType  # 0
 INTAKE_OPEN: Intake.ValueType  # 1
 INTAKE_PAUSED: Intake.ValueType  # 2
+"""Nothing is planned; new requests wait."""
 INTAKE_DRAINING: Intake.ValueType  # 3
+"""Requests at hand go on; new ones are refused."""
 Global___Intake: _TypeAlias = Intake  # noqa: Y015
 
 class _Residency:
@@ -129,12 +133,17 @@ class GetServerInfoResponse(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     MAX_WAITING_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     uptime_s: _builtins.float
     intake: Global___Intake.ValueType
     num_running: _builtins.int
     num_waiting: _builtins.int
     max_waiting: _builtins.int
+    num_waiting_tokens: _builtins.int
+    """Known tokens of the requests that wait."""
+    max_waiting_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -144,10 +153,12 @@ class GetServerInfoResponse(_message.Message):
         num_running: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
         max_waiting: _builtins.int = ...,
+        num_waiting_tokens: _builtins.int = ...,
+        max_waiting_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake", "max_waiting", b"max_waiting", "num_running", b"num_running", "num_waiting", b"num_waiting", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake", "max_waiting", b"max_waiting", "max_waiting_tokens", b"max_waiting_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -227,6 +238,18 @@ class Worker(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     LOAD_S_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    INTAKE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    IS_NEWEST_GENERATION_FIELD_NUMBER: _builtins.int
+    GENERATION_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    NUM_RUNNING_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_HITS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    PLUGINS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     link: Global___Link.ValueType
     weights: Global___Weights.ValueType
@@ -239,6 +262,21 @@ class Worker(_message.Message):
     load_s: _builtins.float
     detail: _builtins.str
     """Why the link is not live; empty if it is."""
+    intake: Global___Intake.ValueType
+    generation: _builtins.str
+    """Workers with the same number are replicas of each other. Empty until the worker has been described."""
+    is_newest_generation: _builtins.bool
+    """New requests for its model go to this generation; the others finish what they have."""
+    num_running: _builtins.int
+    num_waiting: _builtins.int
+    num_cached_blocks: _builtins.int
+    """Blocks that a prompt could hit."""
+    prefix_tokens: _builtins.int
+    """Prompt tokens that were looked up in the prefix cache, once per request, and those of them that were found."""
+    prefix_hits: _builtins.int
+    num_preemptions: _builtins.int
+    weights_version: _builtins.str
+    """Of what the worker loaded."""
     @_builtins.property
     def residency(self) -> _containers.ScalarMap[_builtins.str, Global___Residency.ValueType]:
         """By memory tag: weights, kv_cache."""
@@ -247,6 +285,12 @@ class Worker(_message.Message):
     def model(self) -> _common_pb2.ModelInfo:
         """Unset until the worker has been described."""
 
+    @_builtins.property
+    def generation_difference(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In what it differs from the newest generation of its model."""
+
+    @_builtins.property
+    def plugins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -263,11 +307,412 @@ class Worker(_message.Message):
         kv_bytes: _builtins.int = ...,
         load_s: _builtins.float = ...,
         detail: _builtins.str = ...,
+        intake: Global___Intake.ValueType = ...,
+        generation: _builtins.str = ...,
+        is_newest_generation: _builtins.bool = ...,
+        generation_difference: _abc.Iterable[_builtins.str] | None = ...,
+        num_running: _builtins.int = ...,
+        num_waiting: _builtins.int = ...,
+        num_cached_blocks: _builtins.int = ...,
+        prefix_tokens: _builtins.int = ...,
+        prefix_hits: _builtins.int = ...,
+        num_preemptions: _builtins.int = ...,
+        weights_version: _builtins.str = ...,
+        plugins: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "detail", b"detail", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "link", b"link", "load_s", b"load_s", "model", b"model", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "residency", b"residency", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "detail", b"detail", "generation", b"generation", "generation_difference", b"generation_difference", "incarnation", b"incarnation", "intake", b"intake", "is_newest_generation", b"is_newest_generation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "link", b"link", "load_s", b"load_s", "model", b"model", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_waiting", b"num_waiting", "plugins", b"plugins", "prefix_hits", b"prefix_hits", "prefix_tokens", b"prefix_tokens", "residency", b"residency", "weights", b"weights", "weights_version", b"weights_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Worker: _TypeAlias = Worker  # noqa: Y015
+
+@_typing.final
+class IntakeReport(_message.Message):
+    """What new requests meet, after a call that changed it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    server: Global___Intake.ValueType
+    """Of the whole control plane."""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerIntake]: ...
+    def __init__(
+        self,
+        *,
+        server: Global___Intake.ValueType = ...,
+        workers: _abc.Iterable[Global___WorkerIntake] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IntakeReport: _TypeAlias = IntakeReport  # noqa: Y015
+
+@_typing.final
+class WorkerIntake(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INTAKE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    intake: Global___Intake.ValueType
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        intake: Global___Intake.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerIntake: _TypeAlias = WorkerIntake  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """None: the whole control plane."""
+
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTAKE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def intake(self) -> Global___IntakeReport: ...
+    def __init__(
+        self,
+        *,
+        intake: Global___IntakeReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ResumeIntakeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """None: the whole control plane."""
+
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeIntakeRequest: _TypeAlias = ResumeIntakeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeIntakeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTAKE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def intake(self) -> Global___IntakeReport: ...
+    def __init__(
+        self,
+        *,
+        intake: Global___IntakeReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeIntakeResponse: _TypeAlias = ResumeIntakeResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """None: the whole control plane."""
+
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTAKE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def intake(self) -> Global___IntakeReport: ...
+    def __init__(
+        self,
+        *,
+        intake: Global___IntakeReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intake", b"intake"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """None: all workers."""
+
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheRequest: _TypeAlias = ResetPrefixCacheRequest  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose caches were reset."""
+
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa: Y015
+
+@_typing.final
+class SubscribeKvEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubscribeKvEventsRequest: _TypeAlias = SubscribeKvEventsRequest  # noqa: Y015
+
+@_typing.final
+class SubscribeKvEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBSCRIBED_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def subscribed(self) -> Global___Subscribed:
+        """The first message, and only that: every event after this moment is told."""
+
+    @_builtins.property
+    def event(self) -> Global___KvEvent: ...
+    def __init__(
+        self,
+        *,
+        subscribed: Global___Subscribed | None = ...,
+        event: Global___KvEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "message", b"message", "subscribed", b"subscribed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "message", b"message", "subscribed", b"subscribed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["subscribed", "event"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___SubscribeKvEventsResponse: _TypeAlias = SubscribeKvEventsResponse  # noqa: Y015
+
+@_typing.final
+class Subscribed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Subscribed: _TypeAlias = Subscribed  # noqa: Y015
+
+@_typing.final
+class KvEvent(_message.Message):
+    """What happened to cached blocks of one worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    seq: _builtins.int
+    """1 for the worker's first event of this subscription, then one more each."""
+    @_builtins.property
+    def stored(self) -> Global___BlocksStored: ...
+    @_builtins.property
+    def removed(self) -> Global___BlocksRemoved: ...
+    @_builtins.property
+    def cleared(self) -> Global___BlocksCleared: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        stored: Global___BlocksStored | None = ...,
+        removed: Global___BlocksRemoved | None = ...,
+        cleared: Global___BlocksCleared | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "kind", b"kind", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "kind", b"kind", "removed", b"removed", "seq", b"seq", "stored", b"stored", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stored", "removed", "cleared"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___KvEvent: _TypeAlias = KvEvent  # noqa: Y015
+
+@_typing.final
+class BlocksStored(_message.Message):
+    """Blocks can be hit from now on: one chain, each block the child of the one before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    PARENT_HASH_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    parent_hash: _builtins.bytes
+    """Of the block before the first; of the chain's root if there is none."""
+    block_size: _builtins.int
+    @_builtins.property
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of all these blocks, block_size each."""
+
+    def __init__(
+        self,
+        *,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        parent_hash: _builtins.bytes = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        block_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "block_size", b"block_size", "parent_hash", b"parent_hash", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksStored: _TypeAlias = BlocksStored  # noqa: Y015
+
+@_typing.final
+class BlocksRemoved(_message.Message):
+    """Blocks cannot be hit any more: their memory went to others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksRemoved: _TypeAlias = BlocksRemoved  # noqa: Y015
+
+@_typing.final
+class BlocksCleared(_message.Message):
+    """No block of the worker can be hit any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksCleared: _TypeAlias = BlocksCleared  # noqa: Y015

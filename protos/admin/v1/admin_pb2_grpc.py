@@ -45,6 +45,31 @@ class AdminServiceStub:
                 request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/dihedral.admin.v1.AdminService/Pause',
+                request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
+                response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.ResumeIntake = channel.unary_unary(
+                '/dihedral.admin.v1.AdminService/ResumeIntake',
+                request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResumeIntakeRequest.SerializeToString,
+                response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResumeIntakeResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/dihedral.admin.v1.AdminService/Drain',
+                request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/dihedral.admin.v1.AdminService/ResetPrefixCache',
+                request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/dihedral.admin.v1.AdminService/SubscribeKvEvents',
+                request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -65,6 +90,45 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Stops planning: requests at hand stand still and new ones wait, until ResumeIntake. Idempotent, as the two calls
+        after it. FAILED_PRECONDITION if intake may not move there from where it is; NOT_FOUND if a worker is unknown, and
+        then nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeIntake(self, request, context):
+        """Goes on, after Pause and also after Drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Refuses new requests, while those at hand go on. Answers at once; the load tells when they have ended. A worker
+        that drains gets none of the new requests, which go to others of its kind.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPrefixCache(self, request, context):
+        """Forgets all cached prompts: nothing that was computed before this call is hit after it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubscribeKvEvents(self, request, context):
+        """Tells what happens to cached blocks, in order for each worker. A subscriber that reads too slowly is ended with
+        RESOURCE_EXHAUSTED: it has missed events, must forget what it knows, and may subscribe again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +141,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListWorkersRequest.FromString,
                     response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.PauseRequest.FromString,
+                    response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.PauseResponse.SerializeToString,
+            ),
+            'ResumeIntake': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeIntake,
+                    request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResumeIntakeRequest.FromString,
+                    response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResumeIntakeResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +223,141 @@ class AdminService:
             '/dihedral.admin.v1.AdminService/ListWorkers',
             protos_dot_admin_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
             protos_dot_admin_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dihedral.admin.v1.AdminService/Pause',
+            protos_dot_admin_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
+            protos_dot_admin_dot_v1_dot_admin__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeIntake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dihedral.admin.v1.AdminService/ResumeIntake',
+            protos_dot_admin_dot_v1_dot_admin__pb2.ResumeIntakeRequest.SerializeToString,
+            protos_dot_admin_dot_v1_dot_admin__pb2.ResumeIntakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dihedral.admin.v1.AdminService/Drain',
+            protos_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            protos_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dihedral.admin.v1.AdminService/ResetPrefixCache',
+            protos_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            protos_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dihedral.admin.v1.AdminService/SubscribeKvEvents',
+            protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
+            protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,23 @@ class AdminServiceStub:
     """Tells version, uptime, intake and load."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
     """Lists the workers with their four facts, sizes and use."""
+    Pause: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseRequest, _admin_pb2.PauseResponse]
+    """Stops planning: requests at hand stand still and new ones wait, until ResumeIntake. Idempotent, as the two calls
+    after it. FAILED_PRECONDITION if intake may not move there from where it is; NOT_FOUND if a worker is unknown, and
+    then nothing has changed.
+    """
+    ResumeIntake: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeIntakeRequest, _admin_pb2.ResumeIntakeResponse]
+    """Goes on, after Pause and also after Drain."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
+    """Refuses new requests, while those at hand go on. Answers at once; the load tells when they have ended. A worker
+    that drains gets none of the new requests, which go to others of its kind.
+    """
+    ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
+    """Forgets all cached prompts: nothing that was computed before this call is hit after it."""
+    SubscribeKvEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.SubscribeKvEventsRequest, _admin_pb2.SubscribeKvEventsResponse]
+    """Tells what happens to cached blocks, in order for each worker. A subscriber that reads too slowly is ended with
+    RESOURCE_EXHAUSTED: it has missed events, must forget what it knows, and may subscribe again.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -47,6 +64,23 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Tells version, uptime, intake and load."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists the workers with their four facts, sizes and use."""
+    Pause: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseRequest, _admin_pb2.PauseResponse]  # type: ignore[assignment]
+    """Stops planning: requests at hand stand still and new ones wait, until ResumeIntake. Idempotent, as the two calls
+    after it. FAILED_PRECONDITION if intake may not move there from where it is; NOT_FOUND if a worker is unknown, and
+    then nothing has changed.
+    """
+    ResumeIntake: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeIntakeRequest, _admin_pb2.ResumeIntakeResponse]  # type: ignore[assignment]
+    """Goes on, after Pause and also after Drain."""
+    Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
+    """Refuses new requests, while those at hand go on. Answers at once; the load tells when they have ended. A worker
+    that drains gets none of the new requests, which go to others of its kind.
+    """
+    ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
+    """Forgets all cached prompts: nothing that was computed before this call is hit after it."""
+    SubscribeKvEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.SubscribeKvEventsRequest, _admin_pb2.SubscribeKvEventsResponse]  # type: ignore[assignment]
+    """Tells what happens to cached blocks, in order for each worker. A subscriber that reads too slowly is ended with
+    RESOURCE_EXHAUSTED: it has missed events, must forget what it knows, and may subscribe again.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of a control plane."""
@@ -66,5 +100,52 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListWorkersResponse, _abc.Awaitable[_admin_pb2.ListWorkersResponse]]:
         """Lists the workers with their four facts, sizes and use."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _admin_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PauseResponse, _abc.Awaitable[_admin_pb2.PauseResponse]]:
+        """Stops planning: requests at hand stand still and new ones wait, until ResumeIntake. Idempotent, as the two calls
+        after it. FAILED_PRECONDITION if intake may not move there from where it is; NOT_FOUND if a worker is unknown, and
+        then nothing has changed.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeIntake(
+        self,
+        request: _admin_pb2.ResumeIntakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResumeIntakeResponse, _abc.Awaitable[_admin_pb2.ResumeIntakeResponse]]:
+        """Goes on, after Pause and also after Drain."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _admin_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
+        """Refuses new requests, while those at hand go on. Answers at once; the load tells when they have ended. A worker
+        that drains gets none of the new requests, which go to others of its kind.
+        """
+
+    @_abc_1.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: _admin_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
+        """Forgets all cached prompts: nothing that was computed before this call is hit after it."""
+
+    @_abc_1.abstractmethod
+    def SubscribeKvEvents(
+        self,
+        request: _admin_pb2.SubscribeKvEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.SubscribeKvEventsResponse], _abc.AsyncIterator[_admin_pb2.SubscribeKvEventsResponse]]:
+        """Tells what happens to cached blocks, in order for each worker. A subscriber that reads too slowly is ended with
+        RESOURCE_EXHAUSTED: it has missed events, must forget what it knows, and may subscribe again.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -98,11 +98,17 @@ class GenerateRequest(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's name for the request, unique among those in flight. Empty: the server makes one."""
     model: _builtins.str
     """Empty: the only model served."""
     text: _builtins.str
+    priority: _builtins.int
+    """Requests with a lower number go first where the server orders by priority, in [-1000, 1000]."""
+    cache_salt: _builtins.str
+    """Computed prompts are shared only between requests with the same salt; at most 256 characters."""
     @_builtins.property
     def tokens(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -118,10 +124,12 @@ class GenerateRequest(_message.Message):
         tokens: Global___TokenIds | None = ...,
         chat: Global___Chat | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -183,7 +191,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     output_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """Prompt tokens that needed no computing."""
+    """Prompt tokens that needed no computing, because another request had computed them."""
     def __init__(
         self,
         *,
@@ -205,7 +213,9 @@ class CancelRequest(_message.Message):
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 1,000, each spelt in full: an empty one, or the beginning of another, names no request."""
+
     def __init__(
         self,
         *,
