@@ -21,9 +21,10 @@ from gpu_worker.device.memory import DeviceMemory
 from gpu_worker.kv import dtypes as _built_in_kv_cache_dtypes  # noqa: F401  they register themselves
 from gpu_worker.kv.cache import KVCache
 from gpu_worker.kv.capacity import Capacity, plan_capacity
-from gpu_worker.loading.open import open_model, read_weights, reading
+from gpu_worker.loading.open import find_model, open_found, read_weights, reading, version_of
 from gpu_worker.models.registry import Model, build_model
 from gpu_worker.ops import Ops
+from gpu_worker.plugin_list import worker_plugins
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.runner.row_table import RowTable
 from gpu_worker.sampling.processors import ProcessorChain
@@ -66,14 +67,15 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
     Raises: InvalidConfig, ModelNotFound, ModelFileBroken: what is wrong with the configuration or the checkpoint.
     """
     started_s = time.monotonic()
-    loader, name = open_model(config)
+    found = find_model(config)
+    loader = open_found(found)
     with reading():
         bundle = loader.tokenizer()  # before the weights, which take longer: what is wrong is told at once
     loaded = load_model(config, loader, torch.device("cpu"), progress)
     built = build_runner(config, loaded)
     info = WorkerInfo(
         model=ModelInfo(
-            name=name,
+            name=found.name,
             architecture=loaded.config.architecture,
             dtype=config.dtype,
             vocab_size=loaded.config.vocab_size,
@@ -90,6 +92,8 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
         kv_bytes=built.kv_bytes,
         tokenizer_sha256=hashlib.sha256(bundle.tokenizer_json).hexdigest(),
         load_s=time.monotonic() - started_s,
+        weights_version=version_of(found),
+        plugins=worker_plugins(),
     )
     metrics.set(WORKER_LOAD, info.load_s)
     metrics.set(WORKER_KV_BYTES, info.kv_bytes)
@@ -107,7 +111,7 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
     logger.info(
         "model_loaded",
         extra={
-            "model": name,
+            "model": found.name,
             "architecture": info.model.architecture,
             "dtype": info.model.dtype,
             "num_parameters": info.model.num_parameters,

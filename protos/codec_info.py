@@ -51,6 +51,8 @@ def encode_worker_info(info: WorkerInfo) -> worker_pb2.WorkerInfo:
         kv_bytes=info.kv_bytes,
         tokenizer_sha256=info.tokenizer_sha256,
         load_s=info.load_s,
+        weights_version=info.weights_version,
+        plugins=info.plugins,
     )
 
 
@@ -67,6 +69,8 @@ def decode_worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
         kv_bytes=message.kv_bytes,
         tokenizer_sha256=message.tokenizer_sha256,
         load_s=message.load_s,
+        weights_version=message.weights_version,
+        plugins=tuple(message.plugins),
     )
     sizes = ("num_blocks", "block_size", "max_sequences", "max_step_tokens")
     missing = [name for name in sizes if getattr(info, name) == 0]

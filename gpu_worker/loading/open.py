@@ -3,8 +3,9 @@
 What a format means is its loader's business.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -13,31 +14,64 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.loading import dummy_loader, embedded, gguf_loader, safetensors_loader  # noqa: F401  loaders register
 from gpu_worker.loading.gguf_file import MAGIC
 from gpu_worker.loading.hub import fetch, is_hub_id
+from gpu_worker.loading.version import weights_version
 from plugins.errors import InvalidConfig, ModelFileBroken, ModelNotFound
 from plugins.model_loader import MODEL_LOADERS, ModelLoader
 
 _AUTO, _DUMMY, _GGUF, _SAFETENSORS = "auto", "dummy", "gguf", "safetensors"
 
 
-def open_model(config: WorkerConfig) -> tuple[ModelLoader, str]:
-    """Return the opened checkpoint and the name that requests call it by.
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """Where a model lies, what reads it, and what it is called."""
 
-    Raises: ModelNotFound: it is not there, or may not be read. ModelFileBroken: it is damaged or of an unknown kind.
-    InvalidConfig: load_format is unknown or does not fit the model.
+    path: Path | None  # None: it needs no file
+    load_format: str  # a registered one
+    options: Mapping[str, object]  # for its loader
+    name: str  # what requests call it by
+
+
+def find_model(config: WorkerConfig) -> FoundModel:
+    """Decide which model the configuration means. Reads no more of it than tells its format.
+
+    Raises: ModelNotFound: it is not there, or may not be read. InvalidConfig: load_format is unknown or does not fit.
     """
     load_format = config.load_format.lower()
     if load_format != _AUTO and load_format not in MODEL_LOADERS.names():
         known = ", ".join((_AUTO, *MODEL_LOADERS.names()))
         raise InvalidConfig(f"worker.load_format {config.load_format!r} is unknown; known: {known}")
-    try:
+    with _finding():
         path, name = _locate(config.model, load_format)
         if load_format == _AUTO:
             load_format = _format_of(path)
-        options = {"seed": config.seed} if load_format == _DUMMY else {}
-        loader = MODEL_LOADERS.get(load_format)(path, options)
+    options = {"seed": config.seed} if load_format == _DUMMY else {}
+    return FoundModel(path, load_format, options, config.served_model_name or name)
+
+
+def open_found(found: FoundModel) -> ModelLoader:
+    """Open a model's checkpoint. Raises: ModelNotFound: it may not be read. ModelFileBroken: it is damaged."""
+    with _finding():
+        return MODEL_LOADERS.get(found.load_format)(found.path, found.options)
+
+
+def open_model(config: WorkerConfig) -> tuple[ModelLoader, str]:
+    """Return the opened checkpoint and the name that requests call it by. Raises: as the two functions above."""
+    found = find_model(config)
+    return open_found(found), found.name
+
+
+def version_of(found: FoundModel) -> str:
+    """Return the version of a model's weights. Raises: ModelFileBroken: the system refuses a file, or it has gone."""
+    with reading():
+        return weights_version(found.path, found.load_format, found.options)
+
+
+@contextmanager
+def _finding() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:  # such as a volume whose files belong to somebody else
         raise ModelNotFound(_why(error)) from error
-    return loader, config.served_model_name or name
 
 
 @contextmanager

@@ -70,6 +70,8 @@ class WorkerInfo(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     TOKENIZER_SHA256_FIELD_NUMBER: _builtins.int
     LOAD_S_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    PLUGINS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Drawn at process start."""
     num_blocks: _builtins.int
@@ -80,8 +82,14 @@ class WorkerInfo(_message.Message):
     kv_bytes: _builtins.int
     tokenizer_sha256: _builtins.str
     load_s: _builtins.float
+    weights_version: _builtins.str
+    """Equal for equal weights."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
+    @_builtins.property
+    def plugins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was added to it, each as name==version, sorted."""
+
     def __init__(
         self,
         *,
@@ -95,10 +103,12 @@ class WorkerInfo(_message.Message):
         kv_bytes: _builtins.int = ...,
         tokenizer_sha256: _builtins.str = ...,
         load_s: _builtins.float = ...,
+        weights_version: _builtins.str = ...,
+        plugins: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "load_s", b"load_s", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "tokenizer_sha256", b"tokenizer_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "load_s", b"load_s", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "plugins", b"plugins", "tokenizer_sha256", b"tokenizer_sha256", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,7 @@ async def test_a_worker_describes_its_model_and_its_room() -> None:
     assert info.kv_cache_dtype == "float32"
     assert info.kv_bytes == 2 * 2 * 11 * (2 * 16 * 16) * 4
     assert info.tokenizer_sha256 == hashlib.sha256(bundle.tokenizer_json).hexdigest()
+    assert (len(info.weights_version), info.plugins) == (16, ())
     assert gauges.values == {WORKER_LOAD.name: info.load_s, WORKER_KV_BYTES.name: info.kv_bytes}
 
 
