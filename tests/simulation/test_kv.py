@@ -53,6 +53,7 @@ class KVMachine(RuleBasedStateMachine):
         self.told: set[bytes] = set()  # what a listener to the events believes to be cached
         self.num_resets = 0
         self.num_sequences = 0
+        self.prompts: list[tuple[list[TokenId], str]] = [([], "")]  # seen before, and worth beginning with again
 
     def next_id(self) -> RequestId:
         self.num_sequences += 1
@@ -70,8 +71,10 @@ class KVMachine(RuleBasedStateMachine):
             del block[position % BLOCK_SIZE :]
             block.append(cells[position])
 
-    @rule(token_ids=few_tokens, salt=salts, spare=spares)
-    def start(self, token_ids: list[TokenId], salt: str, spare: int) -> None:
+    @rule(data=st.data(), more=few_tokens, salt=salts, spare=spares)
+    def start(self, data: st.DataObject, more: list[TokenId], salt: str, spare: int) -> None:
+        seen, its_salt = data.draw(st.sampled_from(self.prompts))
+        token_ids, salt = [*seen, *more], its_salt if seen else salt
         request_id, free_before = self.next_id(), self.kv.num_free
         _, hashes = self.hashes(token_ids, salt)
         usable = hashes[: (len(token_ids) - 1) // BLOCK_SIZE]
@@ -145,11 +148,15 @@ class KVMachine(RuleBasedStateMachine):
         first = data.draw(st.integers(0, model.num_published))
         parent = hashes[first - 1] if first else root
         token_ids = model.token_ids[first * BLOCK_SIZE : len(hashes) * BLOCK_SIZE]
+        cached_before = self.kv.num_cached
 
         self.kv.publish(request_id, hashes[first:], first, parent, token_ids)
 
         model.num_published = len(hashes)
-        if model.num_resets == self.num_resets:
+        self.prompts.append((model.token_ids, model.salt))
+        if model.num_resets < self.num_resets:
+            assert self.kv.num_cached == cached_before
+        else:
             assert self.kv.num_matched(hashes) == len(hashes)
 
     @rule(data=st.data())
