@@ -18,6 +18,7 @@ from plugins.errors import (
     NotServing,
     PlanOutOfOrder,
     ServingError,
+    WorkerLeaving,
     WorkerTaken,
     WrongProtocol,
 )
@@ -48,7 +49,7 @@ class Worker(Protocol):
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """The worker's service. Used from one event loop; answers NOT_SERVING until `begin`, and again after `stop`.
+    """The worker's service. Used from one event loop; answers NOT_SERVING until `begin`, WORKER_LEAVING after `stop`.
 
     Invariant: at most one stream is open on the worker, the one that took it last; the one before it has
     seen every plan of its own answered, and the worker has forgotten its rows.
@@ -58,7 +59,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._ownership = ownership
         self._on_failure = on_failure  # told once, when the worker can compute no more
         self._worker: Worker | None = None
-        self._not_serving = "the worker is loading its model"
+        self._is_stopping = False
         self._stream: _StepStream | None = None
 
     def begin(self, worker: Worker) -> None:
@@ -66,11 +67,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._worker = worker
 
     async def stop(self) -> None:
-        """End the stream and refuse another. Returns when the plans that were under way are answered."""
+        """End the stream at once, after the results that are complete, and refuse another.
+
+        Its owner moves the requests to another worker meanwhile. Returns when the plans that were under way are
+        answered, which nobody reads any more.
+        """
         self._worker = None
-        self._not_serving = "the worker is stopping"
+        self._is_stopping = True
         if self._stream is not None:
-            self._stream.end(NotServing(self._not_serving))
+            self._stream.end(self._absence())
             await self._stream.finished.wait()
 
     async def Describe(
@@ -99,8 +104,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def _loaded(self) -> Worker:
         if self._worker is None:
-            raise NotServing(self._not_serving)
+            raise self._absence()
         return self._worker
+
+    def _absence(self) -> ServingError:
+        if self._is_stopping:
+            return WorkerLeaving("it was asked to stop")
+        return NotServing("the worker is loading its model")
 
     def _take(self, worker: Worker, owner_id: str) -> "_StepStream":
         epoch = self._ownership.take(owner_id)

@@ -14,6 +14,7 @@ from plugins.errors import (
     InvariantBroken,
     PlanOutOfOrder,
     WorkerAbsent,
+    WorkerLeaving,
     WorkerLost,
     WorkerOwned,
     WorkerTaken,
@@ -29,7 +30,7 @@ from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 RunCall: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.RunRequest, worker_pb2.RunResponse]"
 
 # What a worker says on purpose; whatever else ends a call means that it is gone.
-TOLD: Final = (WorkerOwned, WorkerTaken, WrongProtocol, PlanOutOfOrder)
+TOLD: Final = (WorkerOwned, WorkerTaken, WorkerLeaving, WrongProtocol, PlanOutOfOrder)
 
 
 class GrpcWorkerHandle:

@@ -10,10 +10,13 @@ from plugins.types import StepPlan, StepResult, TokenizerBundle, WorkerInfo
 
 
 class WorkerHandle(Protocol):
-    """One worker. Used by one task of one event loop; a handle is opened once and not reused after `close`."""
+    """One worker. Used by one event loop; a handle is opened once and not reused after `close`."""
 
     async def describe(self) -> WorkerInfo:
-        """Tell what the worker is. Needs no ownership. Raises: WorkerLost: it does not answer."""
+        """Tell what the worker is. Needs no ownership, and may be asked at any time: while it answers, it lives.
+
+        Raises: WorkerLost: it does not answer; WorkerLeaving: it stops on purpose.
+        """
 
     async def tokenizer(self) -> TokenizerBundle:
         """Fetch the model's tokenizer. Raises: WorkerLost: it does not answer, or what came is damaged."""
@@ -30,7 +33,8 @@ class WorkerHandle(Protocol):
     def results(self) -> AsyncIterator[StepResult]:
         """Yield one result per plan, in order, until the worker goes away or the handle is closed.
 
-        Raises: WorkerLost: the stream broke; PlanOutOfOrder: a gap in seq.
+        Raises: WorkerLost: the stream broke; WorkerLeaving: the worker stops on purpose, and what it had computed
+            was yielded; PlanOutOfOrder: a gap in seq.
         """
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from control_plane.workers.grpc_handle import GrpcWorkerHandle
-from plugins.errors import WorkerLost
+from plugins.errors import WorkerLeaving, WorkerLost
 from plugins.types import StepPlan
 from tests.end_to_end.processes import FREE_PORTS, TINY, Dihedral, dihedral
 
@@ -39,6 +39,6 @@ async def test_a_worker_that_is_asked_to_stop_ends_its_stream_and_exits_with_0()
     async with opened_worker() as (worker, handle):
         worker.process.send_signal(signal.SIGTERM)
 
-        with pytest.raises(WorkerLost, match="the worker is stopping"):
+        with pytest.raises(WorkerLeaving, match="the worker is leaving: it was asked to stop"):
             await anext(handle.results())
         assert await worker.process.wait() == 0

@@ -16,6 +16,7 @@ from plugins.errors import (
     PlanOutOfOrder,
     ServingError,
     WorkerAbsent,
+    WorkerLeaving,
     WorkerLost,
     WorkerOwned,
     WrongProtocol,
@@ -131,7 +132,9 @@ async def test_a_worker_without_sizes_or_with_half_a_tokenizer_is_lost() -> None
     assert "its tokenizer came with 4 of 9 bytes" in str(tokenized)
 
 
-@pytest.mark.parametrize("error", [WorkerOwned("other", 5.0), WrongProtocol(2, 1), PlanOutOfOrder("replaced")])
+@pytest.mark.parametrize(
+    "error", [WorkerOwned("other", 5.0), WrongProtocol(2, 1), PlanOutOfOrder("replaced"), WorkerLeaving("SIGTERM")]
+)
 async def test_what_a_worker_says_on_purpose_arrives_as_it_was_said(error: ServingError) -> None:
     async def refuse(requests: Requests) -> Responses:
         await anext(requests)
@@ -197,6 +200,17 @@ async def test_a_stream_that_the_worker_ends_is_a_lost_worker() -> None:
 
     assert isinstance(error, WorkerLost)
     assert str(error).endswith("ended the step stream")
+
+
+async def test_a_worker_that_leaves_says_so_after_its_last_result() -> None:
+    async with connected(saying(result(1), WorkerLeaving("it was asked to stop"))) as handle:
+        await handle.open()
+        results = handle.results()
+        last = await anext(results)
+        error = await error_of(anext(results))
+
+    assert last.seq == 1
+    assert (type(error), str(error)) == (WorkerLeaving, "the worker is leaving: it was asked to stop")
 
 
 async def test_a_worker_that_fails_is_lost_and_asking_again_gives_the_same_answer() -> None:
@@ -266,6 +280,11 @@ async def test_a_closed_handle_has_no_more_results_however_often_it_is_asked() -
         ("max_message_mib", 65),
         ("connect_timeout_s", 0.0),
         ("connect_timeout_s", float("nan")),
+        ("refresh_s", 0.0),
+        ("heartbeat_s", 0.0),
+        ("step_timeout_s", -1.0),
+        ("drain_s", -1.0),
+        ("recovery_timeout_s", float("nan")),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(key: str, value: object) -> None:

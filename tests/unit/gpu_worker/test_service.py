@@ -16,6 +16,7 @@ from plugins.errors import (
     NotServing,
     PlanOutOfOrder,
     ServingError,
+    WorkerLeaving,
     WorkerOwned,
     WorkerTaken,
     WrongProtocol,
@@ -391,21 +392,43 @@ async def test_a_worker_that_can_compute_no_more_ends_the_stream_and_is_told() -
     assert setting.failures == [broken]
 
 
-async def test_stopping_ends_the_stream_with_what_was_computed() -> None:
+async def test_stopping_sends_what_was_computed_and_ends_the_stream_without_waiting_for_the_rest() -> None:
+    async with serving() as setting:
+        stream = await setting.run()
+        await stream.ready()
+        for seq in (1, 2):
+            await stream.send_plan(seq, epoch=1)
+            await setting.worker.submitted.get()
+        setting.worker.answer(1)
+        first = await stream.result()
+
+        stopping = asyncio.create_task(setting.server.stop())
+        error = await stream.error()
+        is_waiting = not stopping.done()
+        setting.worker.answer(2)
+        await stopping
+
+    assert (first, is_waiting) == ((1, 1), True)
+    assert isinstance(error, WorkerLeaving)
+    assert str(error) == "the worker is leaving: it was asked to stop"
+    assert setting.worker.num_opened == 2
+
+
+async def test_whoever_asks_a_worker_that_stops_is_told_that_it_leaves() -> None:
     async with serving() as setting:
         stream = await setting.run()
         await stream.ready()
         await stream.send_plan(1, epoch=1)
         await setting.worker.submitted.get()
-
         stopping = asyncio.create_task(setting.server.stop())
-        error = await stream.error()
+        await stream.error()
+
+        with pytest.raises(grpc.aio.AioRpcError) as described:
+            await setting.stub.Describe(worker_pb2.DescribeRequest())
         setting.worker.answer(1)
         await stopping
 
-    assert isinstance(error, NotServing)
-    assert str(error) == "the worker is stopping; retry in 1 s"
-    assert setting.worker.num_opened == 2
+    assert isinstance(from_rpc_error(described.value), WorkerLeaving)
 
 
 async def test_a_caller_that_goes_away_leaves_the_worker_free_for_the_next() -> None:
