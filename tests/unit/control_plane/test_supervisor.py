@@ -1,50 +1,83 @@
-"""The worker supervisor: connects, notices a loss, connects again; over fake handles."""
+"""The worker supervisor: connects, notices a loss, connects again; over fake handles, on virtual time."""
 
 import asyncio
-import hashlib
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from control_plane.engine.core import EngineCore
-from control_plane.engine.driver import EngineDriver
-from control_plane.engine.facts import Link
-from control_plane.engine.served import ServedModels
-from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
+from control_plane.engine.facts import Intake, Link
+from control_plane.engine.served import ServedModel, ServedModels
+from control_plane.text.model import TextModel
 from control_plane.workers.supervisor import WorkerSupervisor
-from plugins.errors import NotServing, UnknownModel, WorkerLost, WorkerOwned, WorkerTaken
-from plugins.metrics import NoMetrics
-from plugins.types import FinishReason, WorkerId, WorkerInfo
-from tests.fakes import FakeWorker, FakeWorkerHandle, request, worker_info
-from tests.unit.control_plane.text.byte_level import bundle
+from control_plane.workers.text_models import TextModels, read_in_thread
+from plugins.errors import (
+    NotServing,
+    PlanOutOfOrder,
+    PluginFailed,
+    ServingError,
+    WorkerAbsent,
+    WorkerLeaving,
+    WorkerLost,
+    WorkerOwned,
+    WorkerTaken,
+)
+from plugins.types import GenerationId, TokenizerBundle, WorkerId, WorkerInfo
+from tests.unit.control_plane.fake_driver import FakeDriver, Handle, described, on_virtual_time
+
+HERE = WorkerId("10.0.0.1:50061")
 
 
-class RefusingHandle(FakeWorkerHandle):
-    """A worker that another control plane owns."""
+class RefusingHandle(Handle):
+    """A worker that cannot be opened."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(described())
+        self._error = error
 
     async def open(self) -> WorkerInfo:
-        raise WorkerOwned("another", 3.0)
+        raise self._error
+
+
+class AbsentHandle(Handle):
+    """Nobody is there."""
+
+    def __init__(self) -> None:
+        super().__init__(described())
+
+    async def describe(self) -> WorkerInfo:
+        raise WorkerAbsent("nothing answers")
 
 
 class World:
-    """A supervisor over a list of handles, and a record of what it said."""
+    """A supervisor over a list of handles, the last of which stays, and a record of what it said."""
 
-    def __init__(self, *handles: FakeWorkerHandle) -> None:
-        self.waiting = list(handles)
-        self.changes: asyncio.Queue[bool] = asyncio.Queue()
+    def __init__(self, handles: Sequence[Handle], jitter: float = 1.0, survives: int | None = None) -> None:
+        self.handles = list(handles)
+        self.asked_at_s: list[float] = []
+        self.changes: list[bool] = []  # whether a model was served at each
         self.models = ServedModels()
-        core = EngineCore(lambda worker: FCFSScheduler(SchedulerConfig(), worker), max_waiting=8)
-        self.driver = EngineDriver(core, NoMetrics(), clock=lambda: 0.0)
+        self.driver = FakeDriver(survives)
         self.supervisor = WorkerSupervisor(
-            WorkerId("here"), self._next_handle, self.driver, self.models, self.changes.put_nowait
+            HERE,
+            self._next_handle,
+            self.driver,
+            self.models,
+            TextModels(read_in_thread),
+            join,
+            heartbeat_s=5.0,
+            jitter=lambda: jitter,
+            on_change=lambda: self.changes.append(bool(self.models.all())),
         )
 
-    def _next_handle(self) -> FakeWorkerHandle:
-        return self.waiting.pop(0)
+    def _next_handle(self) -> Handle:
+        self.asked_at_s.append(asyncio.get_running_loop().time())
+        return self.handles.pop(0) if len(self.handles) > 1 else self.handles[0]
 
     async def __aenter__(self) -> "World":
         self.task = asyncio.create_task(self.supervisor.run())
+        await asyncio.sleep(0.001)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -52,112 +85,195 @@ class World:
         await asyncio.wait((self.task,))
 
 
-def handle(name: str = "fake", sha256: str | None = None) -> FakeWorkerHandle:
-    tokenizer = bundle()
-    info = worker_info(name=name)
-    info = replace(info, tokenizer_sha256=sha256 or hashlib.sha256(tokenizer.tokenizer_json).hexdigest())
-    return FakeWorkerHandle(FakeWorker(info), tokenizer)
+def join(worker_id: WorkerId, info: WorkerInfo, text: TextModel) -> ServedModel:
+    return ServedModel(info, text, GenerationId(f"m-{info.weights_version}"))
 
 
+@on_virtual_time
 async def test_a_connected_worker_is_served_under_its_models_name() -> None:
-    async with World(handle("m")) as world:
-        is_up = await world.changes.get()
-
+    async with World([Handle(described(weights_version="aa"))]) as world:
         model = world.models.get("m")
 
-    assert is_up
-    assert model.text.decode(model.text.encode("hello")) == "hello"
-    assert world.supervisor.view.detail == ""
+        assert model.text.decode(model.text.encode("hello")) == "hello"
+        assert world.driver.serving[HERE] == (model.worker, "m-aa")
+        assert world.changes == [True]
+        assert (world.supervisor.view.detail, world.supervisor.view.generation) == ("", "m-aa")
 
 
-async def test_a_lost_worker_ends_its_streams_and_the_next_one_takes_over() -> None:
-    first, second = handle(), handle()
-    async with World(first, second) as world:
-        await world.changes.get()
-        stream = world.driver.submit(request("a", max_tokens=200), deadline_s=None)
+@pytest.mark.parametrize(
+    "error", [WorkerLost("it was killed"), PlanOutOfOrder("garbage"), PluginFailed("boo"), WorkerLeaving("SIGTERM")]
+)
+@on_virtual_time
+async def test_a_worker_that_goes_away_is_lost_for_the_reason_it_went_and_the_next_one_takes_over(
+    error: ServingError,
+) -> None:
+    first, second = Handle(described()), Handle(described(weights_version="bb"))
+    async with World([first, second]) as world:
+        first.crash(error)
+        await asyncio.sleep(0.001)
+
+        assert world.driver.losses == [(HERE, error)]
+        assert world.changes == [True, False, True]
+        assert world.models.get("m").generation == "m-bb"
+        assert first.is_closed
+
+
+@on_virtual_time
+async def test_between_two_workers_no_model_is_served_and_it_is_told_why() -> None:
+    first = Handle(described())
+    async with World([first, AbsentHandle()]) as world:
         first.crash(WorkerLost("it was killed"))
+        await asyncio.sleep(0.001)
 
-        said = [await world.changes.get(), await world.changes.get()]
-        last = await stream.next()
-        again = world.driver.submit(request("a", max_tokens=1), deadline_s=None)
-        output = await again.next()
-
-    assert said == [False, True]
-    assert (last.finish, str(last.error)) == (FinishReason.FAILED, "the worker went away: it was killed")
-    assert output.finish is FinishReason.LENGTH
-    assert first.is_closed
+        with pytest.raises(NotServing, match="no model is served now: no worker is ready: nothing answers"):
+            world.models.get("m")
+        assert world.driver.facts(HERE).link is Link.LOST
+        assert world.supervisor.view.info == first.worker.info
 
 
-async def test_between_two_workers_requests_are_refused_and_no_model_is_served() -> None:
-    first, second = handle(), RefusingHandle(FakeWorker(), bundle())
-    async with World(first, second, handle()) as world:
-        await world.changes.get()
-        first.crash(WorkerLost("it was killed"))
-        await world.changes.get()
+@on_virtual_time
+async def test_it_asks_again_after_twice_as_long_each_time_up_to_a_second() -> None:
+    async with World([AbsentHandle()]) as world:
+        await asyncio.sleep(4)
 
-        with pytest.raises(NotServing, match="no worker is connected"):
-            world.driver.submit(request("b"), deadline_s=None)
-        with pytest.raises(NotServing, match="no model is served now: the worker went away: it was killed"):
-            world.models.get("fake")
-        link_between = world.driver.facts.link
-        back = await world.changes.get()
-
-    assert link_between in (Link.LOST, Link.CONNECTING)
-    assert back
-    assert second.is_closed
+    waits = [round(later - sooner, 3) for sooner, later in zip(world.asked_at_s, world.asked_at_s[1:], strict=False)]
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
-async def test_a_worker_that_is_not_the_one_whose_tokenizer_came_is_not_served() -> None:
-    first = handle("m", sha256="of another tokenizer")
-    async with World(first, handle("n")) as world:
-        await world.changes.get()
+@on_virtual_time
+async def test_jitter_shortens_the_waits() -> None:
+    async with World([AbsentHandle()], jitter=0.5) as world:
+        await asyncio.sleep(0.6)
 
-        served = [model.worker.model.name for model in world.models.all()]
-
-    assert served == ["n"]
-    assert first.is_closed
+    assert [round(at_s, 3) for at_s in world.asked_at_s] == [0.0, 0.05, 0.15, 0.35]
 
 
-async def test_cancelling_while_it_connects_ends_it_and_closes_the_handle() -> None:
-    class SilentHandle(FakeWorkerHandle):
+@on_virtual_time
+async def test_each_reason_is_logged_once_however_often_it_is_met(caplog: pytest.LogCaptureFixture) -> None:
+    owned = [RefusingHandle(WorkerOwned("another", lease_left_s)) for lease_left_s in (3.0, 2.0, 1.0)]
+    with caplog.at_level(logging.INFO):
+        async with World([*owned, RefusingHandle(WorkerOwned("a third", 5.0)), AbsentHandle()]) as world:
+            await asyncio.sleep(20)
+
+    said = [(record.levelname, vars(record)["why"][:35]) for record in caplog.records]
+    assert said == [
+        ("INFO", "control plane 'another' owns this w"),
+        ("INFO", "control plane 'a third' owns this w"),
+        ("INFO", "no worker is ready: nothing answers"),
+    ]
+    assert "nothing answers" in world.supervisor.view.detail
+
+
+@on_virtual_time
+async def test_a_worker_whose_heart_stops_is_lost_within_one_and_a_half_heartbeats() -> None:
+    first = Handle(described())
+    async with World([first, Handle(described())]) as world:
+        await asyncio.sleep(60)
+        calm = list(world.driver.losses)
+        first.is_frozen = True
+        await asyncio.sleep(7.5)
+
+        assert calm == []
+        assert [str(error) for _, error in world.driver.losses] == [
+            "the worker went away: it has not answered for 5 s (workers.heartbeat_s)"
+        ]
+        assert world.changes == [True, False, True]
+        assert first.is_closed
+
+
+@on_virtual_time
+async def test_a_heart_that_beats_in_another_process_is_a_lost_worker() -> None:
+    first = Handle(described())
+    async with World([first, Handle(described(incarnation="two"))]) as world:
+        first.worker.info = described(incarnation="two")
+        await asyncio.sleep(2.6)
+
+        assert [str(error) for _, error in world.driver.losses] == [
+            "the worker went away: another process answers at its address"
+        ]
+        assert world.models.get("m").worker.incarnation == "two"
+
+
+@on_virtual_time
+async def test_a_worker_that_hands_over_another_tokenizer_than_it_says_is_not_served() -> None:
+    first = Handle(replace(described("m"), tokenizer_sha256="of another"))
+    async with World([first, Handle(described("n"))]) as world:
+        await asyncio.sleep(1)
+
+        assert [model.worker.model.name for model in world.models.all()] == ["n"]
+        assert "it says of another" in str(world.driver.losses[0][1])
+        assert first.is_closed
+
+
+@on_virtual_time
+async def test_a_worker_whose_tokenizer_cannot_be_read_is_not_served() -> None:
+    class Illegible(Handle):
+        async def tokenizer(self) -> TokenizerBundle:
+            return replace(await super().tokenizer(), add_bos=True, bos_token="<unheard of>")
+
+    async with World([Illegible(described("m")), Handle(described("n"))]) as world:
+        await asyncio.sleep(1)
+
+        assert [model.worker.model.name for model in world.models.all()] == ["n"]
+        assert "which the tokenizer does not have" in str(world.driver.losses[0][1])
+
+
+@on_virtual_time
+async def test_a_worker_that_was_replaced_between_two_questions_is_asked_again() -> None:
+    class Replaced(Handle):
         async def open(self) -> WorkerInfo:
-            opening.set()
-            await asyncio.Event().wait()
-            return self.worker.info
+            return described(incarnation="two")
 
-    opening = asyncio.Event()
-    silent = SilentHandle(FakeWorker(), bundle())
-    async with World(silent) as world:
-        await opening.wait()
+    first = Replaced(described(incarnation="one"))
+    async with World([first, Handle(described(incarnation="two"))]) as world:
+        await asyncio.sleep(1)
+
+        assert "replaced by another process" in str(world.driver.losses[0][1])
+        assert world.models.get("m").worker.incarnation == "two"
+
+
+@on_virtual_time
+async def test_cancelling_while_it_connects_ends_it_and_closes_the_handle() -> None:
+    silent = Handle(described())
+    silent.is_frozen = True
+    async with World([silent]) as world:
+        pass
 
     assert world.task.cancelled()
     assert silent.is_closed
 
 
+@on_virtual_time
 async def test_a_worker_that_a_namesake_took_over_is_left_to_it() -> None:
-    first = handle()
-    async with World(first, handle()) as world:
-        await world.changes.get()
-        stream = world.driver.submit(request("a", max_tokens=200), deadline_s=None)
+    first = Handle(described())
+    async with World([first, Handle(described())]) as world:
         first.crash(WorkerTaken("us"))
+        await asyncio.sleep(60)
 
-        is_up = await world.changes.get()
-        last = await stream.next()
-        detail = world.supervisor.view.detail
-        await first.closed.wait()
-        link = world.driver.facts.link
-
-    assert not is_up
-    assert isinstance(last.error, WorkerLost)
-    assert "another control plane that calls itself 'us' took the worker over" in detail
-    assert link is Link.FAILED
-    assert len(world.waiting) == 1
+        assert world.driver.facts(HERE).link is Link.FAILED
+        assert "another control plane that calls itself 'us' took the worker over" in world.supervisor.view.detail
+        assert world.changes == [True, False]
+        assert first.is_closed
+        assert not world.task.done()
 
 
+@on_virtual_time
+async def test_a_worker_whose_link_the_engine_gave_up_is_not_connected_again() -> None:
+    handles = [Handle(described()) for _ in range(3)]
+    async with World(handles, survives=1) as world:
+        handles[0].crash(PluginFailed("boo"))
+        handles[1].crash(PluginFailed("boo"))
+        await asyncio.sleep(60)
+
+        assert [type(error) for _, error in world.driver.losses] == [PluginFailed, PluginFailed]
+        assert world.driver.facts(HERE).link is Link.FAILED
+        assert len(world.asked_at_s) == 2
+
+
+@on_virtual_time
 async def test_what_is_no_loss_of_a_worker_stops_the_supervisor() -> None:
-    first = handle()
-    async with World(first) as world:
-        await world.changes.get()
+    first = Handle(described())
+    async with World([first]) as world:
         first.crash(RuntimeError("a bug"))
 
         with pytest.raises(RuntimeError, match="a bug"):
@@ -166,15 +282,36 @@ async def test_what_is_no_loss_of_a_worker_stops_the_supervisor() -> None:
     assert first.is_closed
 
 
-async def test_a_model_is_found_by_name_or_as_the_only_one() -> None:
-    async with World(handle("m")) as world:
-        await world.changes.get()
-        served = world.models.get("")
-        world.models.add(replace(served, worker=worker_info(name="n")))
+@on_virtual_time
+async def test_a_worker_that_leaves_gets_no_new_requests_and_keeps_those_it_has_until_it_stays_again() -> None:
+    async with World([Handle(described())]) as world:
+        world.supervisor.leave()
+        left = (world.driver.facts(HERE).intake, world.models.all(), HERE in world.driver.serving)
+        world.supervisor.stay()
 
-        with pytest.raises(UnknownModel, match="model 'x' is not served here; served: m, n"):
-            world.models.get("x")
-        with pytest.raises(UnknownModel, match="model '' is not served here"):
-            world.models.get("")
+        assert left == (Intake.DRAINING, (), True)
+        assert world.driver.facts(HERE).intake is Intake.OPEN
+        assert world.models.get("m").worker.model.name == "m"
+        assert world.changes == [True, False, True]
 
-    assert served.worker.model.name == "m"
+
+@on_virtual_time
+async def test_a_worker_that_an_operator_had_paused_is_still_paused_when_it_stays() -> None:
+    async with World([Handle(described())]) as world:
+        world.driver.move_intake(Intake.DRAINING, (HERE,))
+        world.supervisor.leave()
+        world.supervisor.stay()
+
+        assert world.driver.facts(HERE).intake is Intake.DRAINING
+
+
+@on_virtual_time
+async def test_a_worker_that_comes_back_while_it_leaves_is_served_no_more() -> None:
+    first = Handle(described())
+    async with World([first, Handle(described())]) as world:
+        world.supervisor.leave()
+        first.crash(WorkerLost("it was killed"))
+        await asyncio.sleep(1)
+
+        assert HERE in world.driver.serving
+        assert world.models.all() == ()

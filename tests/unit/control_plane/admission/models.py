@@ -4,7 +4,7 @@ import functools
 
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.text.model import TextModel
-from plugins.types import ModelInfo, TokenId, TokenizerBundle, WorkerInfo
+from plugins.types import GenerationId, ModelInfo, TokenId, TokenizerBundle, WorkerId, WorkerInfo
 from tests.unit.control_plane.text.byte_level import VOCAB_SIZE, bundle
 
 
@@ -37,7 +37,7 @@ def served_model(
         tokenizer_sha256="",
         load_s=0.5,
     )
-    return ServedModel(worker, _text_model(tokenizer or bundle()))
+    return ServedModel(worker, _text_model(tokenizer or bundle()), GenerationId(f"{name}-1"))
 
 
 @functools.cache
@@ -48,6 +48,6 @@ def _text_model(tokenizer: TokenizerBundle) -> TextModel:
 def directory(*models: ServedModel) -> ServedModels:
     """The models that are served."""
     models_by_name = ServedModels()
-    for model in models:
-        models_by_name.add(model)
+    for number, model in enumerate(models):
+        models_by_name.add(WorkerId(f"10.0.0.{number}:50061"), model)
     return models_by_name
