@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import Final
 
 _WHOLE_BYTES: Final = 64 << 20  # files up to here are read whole: 0.1 s
-_HEAD_BYTES: Final = 1 << 20  # of larger ones: the header, which has each tensor's name, shape and place
+_HEAD_BYTES: Final = 16 << 20  # of larger ones: the header, with each tensor's name, shape and place; GGUF's vocabulary
 _NUM_PAGES: Final = 256  # evenly spaced over the rest, the last page among them
 _PAGE_BYTES: Final = 4096
 _DIGEST_BYTES: Final = 8
-_WEIGHT_PATTERNS: Final = ("config.json", "*.safetensors", "*.safetensors.index.json")  # of a Hugging Face folder
-_CONFIG_PATTERNS: Final = ("config.json",)
+# Of a Hugging Face folder. What the tokenizer's vocabulary is has a checksum of its own; its template has not.
+_CONFIG_PATTERNS: Final = ("config.json", "tokenizer_config.json", "chat_template.jinja")
+_WEIGHT_PATTERNS: Final = (*_CONFIG_PATTERNS, "*.safetensors", "*.safetensors.index.json")
 
 
 def weights_version(path: Path | None, load_format: str, options: Mapping[str, object]) -> str:
     """Return 16 hex digits over a model's files and its loader's options; neither path, owner nor time counts.
 
-    A file of up to 64 MiB counts whole. Of a larger one count its size, its first MiB and 256 pages spread over it:
-    2 MiB a file, so 100 GB in 20 files take 40 MB of reading. A retrained or quantised model differs in nearly every
-    page; a change of a few numbers in a large file may go unseen. Of a folder count its configuration and its
-    safetensors files (for random weights the configuration alone), for other formats every file in it.
+    A file of up to 64 MiB counts whole. Of a larger one count its size, its first 16 MiB and 256 pages spread over
+    the rest: 17 MiB a file, so 100 GB in 20 files take 340 MB of reading. A retrained or quantised model differs in
+    nearly every page; a change of a few numbers in a large file may go unseen. Of a folder count its configuration,
+    its chat template and its safetensors files (for random weights not the latter), for other formats every file.
     Raises: OSError: a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)

@@ -55,6 +55,13 @@ def test_one_other_byte_of_weights_or_configuration_is_another_version(tmp_path:
     assert folder_version(first) != folder_version(second)
 
 
+def test_another_chat_template_is_another_version(tmp_path: Path) -> None:
+    first, second = write_folder(tmp_path / "m"), write_folder(tmp_path / "n")
+    (second / "chat_template.jinja").write_text("{{ messages }}")
+
+    assert folder_version(first) != folder_version(second)
+
+
 def test_a_single_file_may_be_called_anything(tmp_path: Path) -> None:
     first, second = write_gguf(tmp_path / "m.gguf"), write_gguf(tmp_path / "n.gguf")
 
@@ -68,7 +75,7 @@ def test_a_large_file_counts_by_size_head_and_pages_to_the_last_one(tmp_path: Pa
     files = [
         sparse_file(tmp_path / "zeros", size, {}),
         sparse_file(tmp_path / "longer", size + 1, {}),
-        sparse_file(tmp_path / "head", size, {100: b"x"}),
+        sparse_file(tmp_path / "head", size, {15 * MIB: b"x"}),
         sparse_file(tmp_path / "last", size, {size - 1: b"x"}),
         sparse_file(tmp_path / "layer", size, {50 * MIB: b"x" * MIB}),
     ]
