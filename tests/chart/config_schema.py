@@ -18,6 +18,14 @@ from tests.architecture.sources import ROOT
 SCHEMA = ROOT / "helm/dihedral/values.schema.json"
 # Where pods listen and find each other is known to the chart alone, and a pod reads only its own section.
 SET_BY_THE_CHART = {("server", "host"), ("worker", "host"), ("metrics", "host"), ("workers", "address")}
+# What its templates read must be there.
+READ_BY_THE_CHART = {
+    ("server", "port"),
+    ("server", "drain_s"),
+    ("worker", "port"),
+    ("metrics", "port"),
+    ("metrics", "enabled"),
+}
 CHOICES = {("worker", "dtype"): DTYPES, ("log", "level"): LEVELS, ("log", "format"): FORMATS}
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 
@@ -46,8 +54,8 @@ def section_schema(name: str, kind: type[Any]) -> dict[str, Any]:
             schema["properties"][key] = {"enum": list(CHOICES[name, key])}
     if "port" in keys:
         schema["properties"]["port"] = {"type": "integer", "minimum": 1, "maximum": 65535}  # services must know it
-    if needed := sorted({"port", "drain_s", "enabled"}.intersection(keys)):
-        schema["required"] = needed  # the chart's templates read them
+    if needed := sorted(key for key in keys if (name, key) in READ_BY_THE_CHART):
+        schema["required"] = needed
     return schema
 
 

@@ -71,15 +71,17 @@ def test_an_object_with_a_misspelt_field_would_be_found() -> None:
     ports=st.tuples(st.integers(1024, 65535), st.integers(1024, 65535), st.integers(1024, 65535)),
     drain_s=st.floats(0, 600, allow_nan=False),
     startup_s=st.integers(5, 7200),
+    replicas=st.integers(0, 64),
     name=st.from_regex(r"[a-z]([a-z0-9-]{0,60}[a-z0-9])?", fullmatch=True),
     service=st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"]),
 )
 def test_the_chart_is_valid_and_consistent_whatever_the_values(
-    metrics: bool, ports: tuple[int, int, int], drain_s: float, startup_s: int, name: str, service: str
+    metrics: bool, ports: tuple[int, int, int], drain_s: float, startup_s: int, replicas: int, name: str, service: str
 ) -> None:
     objects = render(
         {
             "worker.startupTimeoutSeconds": startup_s,
+            "worker.replicas": replicas,
             "controlPlane.service.type": service,
             "controlPlane.podLabels": {"team": "a"},
             "config.metrics.enabled": metrics,
@@ -98,15 +100,23 @@ def test_rendering_twice_gives_the_same() -> None:
     assert template({}).stdout == template({}).stdout
 
 
-def test_there_is_one_control_plane_at_a_time_and_one_worker() -> None:
-    objects = render()
+def test_there_is_one_control_plane_at_a_time_and_as_many_workers_as_asked_for() -> None:
+    objects = render({"worker.replicas": 3})
 
     control_plane = find(objects, "Deployment", "cell-dihedral-control-plane")["spec"]
     assert (control_plane["replicas"], control_plane["strategy"]) == (1, {"type": "Recreate"})
-    assert find(objects, "StatefulSet", "cell-dihedral-worker")["spec"]["replicas"] == 1
+    assert find(objects, "StatefulSet", "cell-dihedral-worker")["spec"]["replicas"] == 3
 
 
-def test_the_worker_is_found_by_name_while_it_loads() -> None:
+def test_workers_are_upgraded_one_after_the_other_with_time_between_them() -> None:
+    workers = find(render({"worker.minReadySeconds": 90}), "StatefulSet", "cell-dihedral-worker")["spec"]
+
+    assert workers["updateStrategy"] == {"type": "RollingUpdate"}
+    assert workers["minReadySeconds"] == 90
+    assert workers["template"]["spec"]["terminationGracePeriodSeconds"] == 30
+
+
+def test_workers_are_found_by_the_name_of_their_service_while_they_load() -> None:
     service = find(render(), "Service", "cell-dihedral-worker")["spec"]
 
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
@@ -188,5 +198,6 @@ def test_every_pod_writes_only_where_it_has_a_volume_and_imports_only_what_is_in
 def test_the_notes_tell_the_first_request() -> None:
     notes = helm("install", "cell", str(CHART), "--namespace", "serving", "--dry-run=client").stdout
 
+    assert "one control plane and 1 worker.\n" in notes
     assert "port-forward service/cell-dihedral 50051:50051" in notes
     assert "dihedral generate" in notes

@@ -32,9 +32,7 @@ def test_each_plane_accepts_the_file_that_the_default_values_give_it(tmp_path: P
     control_plane = load(config_file(objects, "cell-dihedral-control-plane", tmp_path))
     worker = load(config_file(objects, "cell-dihedral-worker", tmp_path))
 
-    assert (
-        control_plane.section(WorkersConfig).address == "cell-dihedral-worker-0.cell-dihedral-worker.serving.svc:50061"
-    )
+    assert control_plane.section(WorkersConfig).address == "dns:cell-dihedral-worker.serving.svc:50061"
     assert control_plane.section(MetricsConfig).host == "0.0.0.0"
     assert control_plane.section(LogConfig).format == "json"
     assert worker.section(WorkerConfig).host == "0.0.0.0"
@@ -97,6 +95,10 @@ def test_the_control_plane_is_not_told_what_only_the_worker_needs() -> None:
     [
         ({"workr": {}}, "additional properties 'workr' not allowed"),
         ({"worker.gpus": 1}, "additional properties 'gpus' not allowed"),
+        ({"worker.replicas": -1}, "minimum: got -1, want 0"),
+        ({"worker.replicas": None}, "missing property 'replicas'"),
+        ({"config.workers.address": "a:1"}, "additional properties 'address' not allowed"),
+        ({"config.workers.heartbeat_s": 0}, "exclusiveMinimum: got 0, want 0"),
         ({"worker.startupTimeoutSeconds": 4}, "minimum: got 4, want 5"),
         ({"worker.startupTimeoutSeconds": "5"}, "got string, want integer"),
         ({"config.scheduler.max_step_token": 1}, "additional properties 'max_step_token' not allowed"),

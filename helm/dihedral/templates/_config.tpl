@@ -3,10 +3,10 @@
 {{- define "dihedral.controlPlaneConfig" -}}
 {{- $config := deepCopy (pick .Values.config "server" "admission" "scheduler" "workers" "log" "metrics") -}}
 {{- $name := include "dihedral.fullname" . -}}
-{{- $worker := printf "%s-worker-0.%s-worker.%s.svc" $name $name .Release.Namespace -}}
+{{- $workers := printf "%s-worker.%s.svc" $name .Release.Namespace -}}
 {{- $_ := set $config.server "host" "0.0.0.0" -}}
 {{- $_ := set $config.metrics "host" "0.0.0.0" -}}
-{{- $_ := set $config.workers "address" (printf "%s:%d" $worker (int .Values.config.worker.port)) -}}
+{{- $_ := set $config.workers "address" (printf "dns:%s:%d" $workers (int .Values.config.worker.port)) -}}
 {{- if not $config.workers.owner_id -}}
 {{- $_ := set $config.workers "owner_id" $name -}}
 {{- end -}}
