@@ -88,6 +88,18 @@ async def test_a_worker_describes_itself_the_same_before_and_when_it_is_opened(c
     assert described.model.architecture == "LlamaForCausalLM"
 
 
+async def test_a_worker_describes_itself_while_its_results_are_waited_for(connect: Connect) -> None:
+    handle = connect()
+    opened = await handle.open()
+    waiting = asyncio.create_task(collect(handle.results()))
+
+    described = await handle.describe()
+    await handle.close()
+
+    assert described == opened
+    assert await waiting == []
+
+
 async def test_the_tokenizer_arrives_whole(connect: Connect) -> None:
     handle = connect()
 
