@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from control_plane.workers.result_order import ResultOrder
 from plugins.errors import (
     InvariantBroken,
     PlanOutOfOrder,
@@ -38,7 +39,7 @@ class GrpcWorkerHandle:
 
     Two tasks own the stream, so that a caller who stops waiting for a result does not break it: the writer sends
     what `submit` queued, the reader queues results. Invariant: every result that is passed on is of the epoch
-    that Ready told, and has the seq after the one before.
+    that Ready told, and has the seq after the one before (`ResultOrder`).
     """
 
     def __init__(self, address: str, owner_id: str, max_message_bytes: int, timeout_s: float) -> None:
@@ -117,18 +118,12 @@ class GrpcWorkerHandle:
             await _send(call, worker_pb2.RunRequest(plan=await self._plans.get()))
 
     async def _read(self, call: RunCall) -> None:
-        last_seq = 0
+        order = ResultOrder(self._epoch)
         try:
             while True:
                 result, epoch = decode_result((await self._receive(call)).result)
-                if epoch < self._epoch:
-                    continue  # of the owner before
-                if epoch > self._epoch or result.seq != last_seq + 1:
-                    raise PlanOutOfOrder(
-                        f"result {result.seq} of epoch {epoch} came after result {last_seq} of epoch {self._epoch}"
-                    )
-                last_seq = result.seq
-                self._results.put_nowait(result)
+                if order.accepts(epoch, result):
+                    self._results.put_nowait(result)
         except Exception as error:  # whatever it is, who reads the results raises it
             call.cancel()
             self._results.put_nowait(error)
