@@ -3,11 +3,13 @@
     ServingError
     |-- InvalidRequest          INVALID_ARGUMENT      one or more fields of a request
     |-- UnknownModel            NOT_FOUND
+    |-- UnknownWorker           NOT_FOUND
     |-- DuplicateRequest        ALREADY_EXISTS
     |-- QueueFull               RESOURCE_EXHAUSTED    retry later
     |-- TenantQuotaExceeded     RESOURCE_EXHAUSTED    one tenant has too much at hand; retry later
     |-- QueuedTooLong           RESOURCE_EXHAUSTED    no row became free within admission.max_queue_s; retry later
     |-- ReaderTooSlow           RESOURCE_EXHAUSTED    the output was not read within admission.max_unread_s
+    |-- SubscriberTooSlow       RESOURCE_EXHAUSTED    a stream of events was not read in time, and some are lost
     |-- NotServing              UNAVAILABLE           loading, draining, no worker; retry later
     |-- WorkerLost              UNAVAILABLE           the worker went away with the request
     |   |-- WorkerAbsent        UNAVAILABLE           there was none to connect to
@@ -17,6 +19,7 @@
     |-- WorkerTaken             ABORTED               another control plane of the same name has the worker now
     |-- DeadlineExceeded        DEADLINE_EXCEEDED
     |-- RequestCancelled        CANCELLED
+    |-- IllegalMove             FAILED_PRECONDITION   a state cannot be reached from where it is
     |-- WorkerOwned             FAILED_PRECONDITION   another control plane owns the worker
     |-- WrongProtocol           FAILED_PRECONDITION   the two planes speak different versions
     |-- PlanOutOfOrder          ABORTED               a gap or a stale epoch in the step stream
@@ -84,6 +87,13 @@ class UnknownModel(ServingError):
         super().__init__(f"model {name!r} is not served here; served: {', '.join(served) or 'none yet'}")
 
 
+class UnknownWorker(ServingError):
+    code, reason = Code.NOT_FOUND, "UNKNOWN_WORKER"
+
+    def __init__(self, worker_id: str, known: Sequence[str]) -> None:
+        super().__init__(f"worker {worker_id!r} is not known here; known: {', '.join(known) or 'none yet'}")
+
+
 class DuplicateRequest(ServingError):
     code, reason = Code.ALREADY_EXISTS, "DUPLICATE_REQUEST"
 
@@ -125,6 +135,16 @@ class ReaderTooSlow(ServingError):
 
     def __init__(self, max_unread_s: float) -> None:
         super().__init__(f"nobody read the output for {max_unread_s:g} s (admission.max_unread_s); read faster")
+
+
+class SubscriberTooSlow(ServingError):
+    code, reason = Code.RESOURCE_EXHAUSTED, "SUBSCRIBER_TOO_SLOW"
+
+    def __init__(self, max_unread: int) -> None:
+        super().__init__(
+            f"{max_unread} events were left unread, and further ones are lost; forget what the events told, "
+            "subscribe again, and read faster"
+        )
 
 
 class NotServing(ServingError):
@@ -194,6 +214,13 @@ class DeadlineExceeded(ServingError):
 
 class RequestCancelled(ServingError):
     code, reason = Code.CANCELLED, "REQUEST_CANCELLED"
+
+
+class IllegalMove(ServingError):
+    code, reason = Code.FAILED_PRECONDITION, "ILLEGAL_MOVE"
+
+    def __init__(self, what: str, now: str, to: str, legal: Sequence[str]) -> None:
+        super().__init__(f"{what} cannot move from {now} to {to}; from there it may move to {' or '.join(legal)}")
 
 
 class WorkerOwned(ServingError):

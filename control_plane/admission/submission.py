@@ -16,3 +16,6 @@ class Submission:
     token_ids: Sequence[int] | None = None
     messages: Sequence[tuple[str, str]] | None = None  # (role, content)
     sampling: SamplingParams = SamplingParams()  # unset fields have their defaults
+    priority: int = 0  # lower goes first
+    cache_salt: str = ""  # "": computed prompts are shared with all others that give none
+    tenant: str = ""  # on whose account it runs; "" is everybody who gave no name

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+from control_plane.admission.account import account_violations
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.prompt import PromptReader
 from control_plane.admission.sampling import sampling_violations
@@ -35,6 +36,7 @@ class Validator:
     ) -> None:
         self._models = models
         self._reader = PromptReader(config.max_prompt_bytes)
+        self._tenant_key = config.tenant_key
         self._draw_seed = draw_seed  # in [0, 2**64)
         self._draw_request_id = draw_request_id
 
@@ -49,6 +51,7 @@ class Validator:
         violations: list[FieldViolation] = [
             *_request_id_violations(submission.request_id),
             *sampling_violations(sampling, model.worker.model.vocab_size),
+            *account_violations(submission, self._tenant_key),
         ]
         prompt: tuple[TokenId, ...] = ()
         try:
@@ -63,8 +66,15 @@ class Validator:
             sampling = replace(sampling, max_tokens=room)
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._draw_seed())
-        request_id = RequestId(submission.request_id or self._draw_request_id())
-        return Request(request_id=request_id, prompt_token_ids=prompt, sampling=sampling), model
+        request = Request(
+            request_id=RequestId(submission.request_id or self._draw_request_id()),
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            tenant=submission.tenant,
+            priority=submission.priority,
+            cache_salt=submission.cache_salt,
+        )
+        return request, model
 
     def tokenize(self, submission: Submission) -> tuple[TokenId, ...]:
         """Return the tokens of a submission's text or conversation, of any number. Raises: as `validate`."""

@@ -31,23 +31,26 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._statuses: dict[str, int] = {"": SERVING, LIVENESS: SERVING}
         self._statuses |= dict.fromkeys((READINESS, INFERENCE_SERVICE, ADMIN_SERVICE), NOT_SERVING)
         self._changed = asyncio.Event()  # set and replaced at each change
+        self._is_ready = False
+        self._models: frozenset[str] = frozenset()
+        self._is_open = True
         self._is_draining = False
         self._is_closed = False
 
     def set_ready(self, is_ready: bool, models: Iterable[str] = ()) -> None:
-        """Say whether requests are taken, and for which models; ignored once the server drains."""
-        if self._is_draining:
-            return
-        served = {f"{INFERENCE_SERVICE}/{model}" for model in models} if is_ready else set()
-        for name in (self._statuses.keys() | served) - {"", LIVENESS}:
-            is_model = name.startswith(f"{INFERENCE_SERVICE}/")
-            self._statuses[name] = SERVING if is_ready and (name in served or not is_model) else NOT_SERVING
-        self._wake_watchers()
+        """Say whether every known model has a worker that could take requests, and which models have one."""
+        self._is_ready, self._models = is_ready, frozenset(models)
+        self._tell()
+
+    def set_open(self, is_open: bool) -> None:
+        """Say whether operators let requests in; while they do not, everything but liveness is NOT_SERVING."""
+        self._is_open = is_open
+        self._tell()
 
     def drain(self) -> None:
         """Take no requests any more: everything but liveness is NOT_SERVING for good."""
-        self.set_ready(False)
         self._is_draining = True
+        self._tell()
 
     def close(self) -> None:
         """Drain, and end all watches."""
@@ -76,6 +79,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 return
             else:
                 await changed.wait()
+
+    def _tell(self) -> None:
+        """Work the statuses out; a model that is served no longer stays known."""
+        lets_in = self._is_open and not self._is_draining
+        served = {f"{INFERENCE_SERVICE}/{model}" for model in self._models} if lets_in else set()
+        for name in (self._statuses.keys() | served) - {"", LIVENESS}:
+            is_model = name.startswith(f"{INFERENCE_SERVICE}/")
+            is_up = name in served if is_model else lets_in and self._is_ready
+            self._statuses[name] = SERVING if is_up else NOT_SERVING
+        self._wake_watchers()
 
     def _wake_watchers(self) -> None:
         self._changed.set()

@@ -5,9 +5,8 @@ Translates between messages and values; what is allowed is admission's business,
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import grpc
 
@@ -17,11 +16,12 @@ from control_plane.admission.sampling import token_id_violations
 from control_plane.admission.submission import Submission
 from control_plane.admission.validator import Validator
 from control_plane.api.meter import RequestMeter
+from control_plane.api.reader_watch import ReaderWatch
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.engine.streams import Output, OutputStream
-from plugins.errors import DeadlineExceeded, InvalidRequest, NotServing, ServingError
+from plugins.errors import DeadlineExceeded, FieldViolation, InvalidRequest, ServingError
 from plugins.metrics import Metrics
-from plugins.types import FinishReason, Request, RequestId, TokenId
+from plugins.types import FinishReason, GenerationId, Request, RequestId, TokenId
 from protos.codec import decode_sampling
 from protos.codec_info import encode_model_info
 from protos.common.v1 import common_pb2
@@ -29,14 +29,16 @@ from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-CLOCK_SLACK_S = 0.1  # a caller's clock started so much earlier: its deadline is told by its cancelling the call
+CLOCK_SLACK_S: Final = 0.1  # a caller's clock started so much earlier: its deadline is told by its cancelling the call
+MAX_CANCELLED: Final = 1000  # ids of one call
+OUTCOMES: Final = {reason: reason.name.lower() for reason in FinishReason}
 
 
 class Engine(Protocol):
     """What generation needs of the engine."""
 
-    def submit(self, request: Request, deadline_s: float | None) -> OutputStream:
-        """Start a request. Raises: NotServing, DuplicateRequest, QueueFull."""
+    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
+        """Start a request. Raises: NotServing, DuplicateRequest, QueueFull, TenantQuotaExceeded."""
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request early. Unknown and ended ones are ignored."""
@@ -58,6 +60,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._validator = validator
         self._engine = engine
         self._max_deadline_s = config.max_deadline_s
+        self._max_unread_s = config.max_unread_s
+        self._tenant_key = config.tenant_key
         self._long_work = LongWork(config.max_reading)
         self._metrics = metrics
         self._clock = clock  # seconds, monotonic
@@ -66,28 +70,29 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Read no more prompts. Idempotent."""
         self._long_work.close()
 
-    async def Generate(
+    async def Generate(  # type: ignore[override]  # the stub knows generators alone; writing costs less per message
         self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> None:
         meter = RequestMeter(self._metrics, self._clock)
-        outcome, refusal = "", None
+        outcome, refusal = "internal", None
         try:
-            async with contextlib.aclosing(self._generate(request, context, meter)) as responses:
-                async for response in responses:
-                    if response.finish_reason:
-                        outcome = FinishReason(response.finish_reason).name.lower()
-                    yield response
+            async with ReaderWatch(context, self._max_unread_s) as watch:
+                outcome = await self._generate(request, context, meter, watch)
         except ServingError as error:
             outcome, refusal = error.code.name.lower(), error
             raise
-        except (asyncio.CancelledError, GeneratorExit):  # the client went away, or its deadline passed
+        except asyncio.CancelledError:  # the client went away, or its deadline passed
             is_late = self._deadline_s(context) < CLOCK_SLACK_S
-            outcome = outcome or ("deadline_exceeded" if is_late else "cancelled")
+            outcome = "deadline_exceeded" if is_late else "cancelled"
             raise
         finally:
-            meter.end(outcome or "internal", refusal)
+            meter.end(outcome, refusal)
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:
+        num_ids = len(request.request_ids)
+        if num_ids > MAX_CANCELLED:
+            description = f"has {num_ids} ids; at most {MAX_CANCELLED} are allowed, send the others in further calls"
+            raise InvalidRequest([FieldViolation("request_ids", "TOO_MANY", description)])
         for request_id in request.request_ids:
             self._engine.cancel(RequestId(request_id))
         return inference_pb2.CancelResponse()
@@ -120,17 +125,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.GetModelResponse(model=encode_model_info(model.worker.model))
 
     async def _generate(
-        self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        request, model = await self._long_work.run(
-            message.ByteSize(), lambda: self._validator.validate(_submission(message))
-        )
-        if self._validator.find_model(message.model) is not model:
-            raise NotServing("the worker was replaced while the prompt was read")
+        self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter, watch: ReaderWatch
+    ) -> str:
+        """Serve one request to its end, and return how it ended."""
+        submission = _submission(message, _tenant(context, self._tenant_key))
+        request, model = await self._long_work.run(message.ByteSize(), lambda: self._validator.validate(submission))
         deadline_s = self._deadline_s(context)
         if deadline_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was admitted")
-        stream = self._engine.submit(request, deadline_s)
+        stream = self._engine.submit(request, model.generation, deadline_s)
         try:
             meter.admit(request, model.worker.model.name)
             responses = _Responses(request, model, meter)
@@ -138,11 +141,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 output = await stream.next()
                 response = responses.next(output)
                 if response.token_ids or response.text or response.finish_reason:
-                    yield response
+                    await watch.write(response)
                 if output.error is not None:
                     raise output.error
                 if output.finish is not None:
-                    return
+                    return OUTCOMES[output.finish]
         finally:
             if not stream.is_ended:
                 self._engine.cancel(request.request_id)
@@ -173,10 +176,17 @@ class _Responses:
             response.finish_reason = common_pb2.FinishReason.ValueType(output.finish)
             response.usage.prompt_tokens = self._num_prompt_tokens
             response.usage.output_tokens = self._meter.num_output_tokens
+            response.usage.cached_tokens = output.num_cached_tokens
         return response
 
 
-def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Submission:
+def _tenant(context: Context, key: str) -> str:
+    """Return what the call's metadata says under this key; values that are given several times count as one list."""
+    values = [value for name, value in context.invocation_metadata() or () if name == key]
+    return ",".join(value if isinstance(value, str) else value.decode("latin-1") for value in values)
+
+
+def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, tenant: str = "") -> Submission:
     text = token_ids = messages = None
     match request.WhichOneof("input"):
         case "text":
@@ -194,6 +204,9 @@ def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
         token_ids=token_ids,
         messages=messages,
         sampling=decode_sampling(request.sampling),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        tenant=tenant,
     )
 
 

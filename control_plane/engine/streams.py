@@ -17,6 +17,7 @@ class Output:
     token_ids: tuple[TokenId, ...]
     finish: FinishReason | None = None
     error: ServingError | None = None  # set when the end is not STOP or LENGTH
+    num_cached_tokens: int = 0  # prompt tokens that needed no computing, as far as is known
 
 
 class OutputStream:
@@ -29,25 +30,47 @@ class OutputStream:
         self._token_ids: list[TokenId] = []
         self._finish: FinishReason | None = None
         self._error: ServingError | None = None
-        self._changed = asyncio.Event()
+        self._num_cached_tokens = 0
+        self._unread_since_s: float | None = None
+        self._waiter: asyncio.Future[None] | None = None  # of the reader, while there is nothing to read
 
-    def put(self, token_ids: tuple[TokenId, ...], finish: FinishReason | None, error: ServingError | None) -> None:
-        """Add output. Raises: InvariantBroken: the stream has ended."""
+    def put(
+        self,
+        token_ids: tuple[TokenId, ...],
+        finish: FinishReason | None,
+        error: ServingError | None,
+        now_s: float,
+        num_cached_tokens: int = 0,
+    ) -> None:
+        """Add output; 0 cached tokens changes nothing. Raises: InvariantBroken: the stream has ended."""
         if self._finish is not None:
             raise InvariantBroken(f"output after the end ({self._finish.name})")
         self._token_ids.extend(token_ids)
         self._finish = finish
         self._error = error
-        self._changed.set()
+        if num_cached_tokens:
+            self._num_cached_tokens = num_cached_tokens
+        if self._unread_since_s is None:
+            self._unread_since_s = now_s
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
 
     @property
     def is_ended(self) -> bool:
         """True once the last output was put, read or not."""
         return self._finish is not None
 
+    @property
+    def unread_since_s(self) -> float | None:
+        """When the oldest output came that nobody has read yet, as `put` was told; None if there is none."""
+        return self._unread_since_s
+
     async def next(self) -> Output:
         """Wait for output and take all there is. Never call it again after one with `finish`."""
-        await self._changed.wait()
-        self._changed.clear()
+        if self._unread_since_s is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        self._unread_since_s = None
         token_ids, self._token_ids = tuple(self._token_ids), []
-        return Output(token_ids, self._finish, self._error)
+        return Output(token_ids, self._finish, self._error, self._num_cached_tokens)

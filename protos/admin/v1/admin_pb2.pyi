@@ -250,6 +250,7 @@ class Worker(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     PLUGINS_FIELD_NUMBER: _builtins.int
+    IS_LEAVING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     link: Global___Link.ValueType
     weights: Global___Weights.ValueType
@@ -277,6 +278,8 @@ class Worker(_message.Message):
     num_preemptions: _builtins.int
     weights_version: _builtins.str
     """Of what the worker loaded."""
+    is_leaving: _builtins.bool
+    """Its address is among the workers' no more: it finishes what it has, and goes."""
     @_builtins.property
     def residency(self) -> _containers.ScalarMap[_builtins.str, Global___Residency.ValueType]:
         """By memory tag: weights, kv_cache."""
@@ -319,10 +322,11 @@ class Worker(_message.Message):
         num_preemptions: _builtins.int = ...,
         weights_version: _builtins.str = ...,
         plugins: _abc.Iterable[_builtins.str] | None = ...,
+        is_leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "detail", b"detail", "generation", b"generation", "generation_difference", b"generation_difference", "incarnation", b"incarnation", "intake", b"intake", "is_newest_generation", b"is_newest_generation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "link", b"link", "load_s", b"load_s", "model", b"model", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_waiting", b"num_waiting", "plugins", b"plugins", "prefix_hits", b"prefix_hits", "prefix_tokens", b"prefix_tokens", "residency", b"residency", "weights", b"weights", "weights_version", b"weights_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "detail", b"detail", "generation", b"generation", "generation_difference", b"generation_difference", "incarnation", b"incarnation", "intake", b"intake", "is_leaving", b"is_leaving", "is_newest_generation", b"is_newest_generation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "link", b"link", "load_s", b"load_s", "model", b"model", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_waiting", b"num_waiting", "plugins", b"plugins", "prefix_hits", b"prefix_hits", "prefix_tokens", b"prefix_tokens", "residency", b"residency", "weights", b"weights", "weights_version", b"weights_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,14 +14,15 @@ from control_plane.api.config import ServerConfig
 from control_plane.api.health import HealthServicer
 from control_plane.api.inference import InferenceServicer
 from control_plane.api.server import ApiServer
-from control_plane.engine.facts import Facts
+from control_plane.engine.facts import Facts, Intake
 from control_plane.engine.served import ServedModel
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.supervisor import WorkerView
-from plugins.errors import RequestCancelled, ServingError
+from plugins.errors import DuplicateRequest, RequestCancelled, ServingError
+from plugins.kv_events import KvEvent
 from plugins.metrics import Metric
 from plugins.scheduler import SchedulerLoad
-from plugins.types import FinishReason, Request, RequestId, TokenId, WorkerId
+from plugins.types import FinishReason, GenerationId, Request, RequestId, TokenId, WorkerId
 from protos.admin.v1 import admin_pb2_grpc
 from protos.channel import channel_options
 from protos.inference.v1 import inference_pb2_grpc
@@ -33,35 +34,107 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
+        self.generations: list[GenerationId] = []
         self.streams: dict[RequestId, OutputStream] = {}
         self.deadlines: list[float | None] = []
         self.cancelled: list[RequestId] = []
         self.answer: Sequence[tuple[Sequence[int], FinishReason | None, ServingError | None]] = ()
+        self.num_cached_tokens = 0
         self.refusal: Exception | None = None
         self.submitted = asyncio.Event()
         self.cancel_seen = asyncio.Event()
+        self.intake = Intake.OPEN
+        self.workers: dict[WorkerId, Facts] = {}
+        self.resets: list[tuple[WorkerId, ...]] = []
+        self.subscription = ScriptedSubscription()
 
-    def submit(self, request: Request, deadline_s: float | None) -> OutputStream:
+    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
         if self.refusal is not None:
             raise self.refusal
+        live = self.streams.get(request.request_id)
+        if live is not None and not live.is_ended:
+            raise DuplicateRequest(request.request_id)
         stream = OutputStream()
         self.requests[request.request_id] = request
+        self.generations.append(generation)
         self.streams[request.request_id] = stream
         self.deadlines.append(deadline_s)
         for token_ids, finish, error in self.answer:
-            stream.put(tuple(map(TokenId, token_ids)), finish, error)
+            self.put(request.request_id, token_ids, finish, error)
         self.submitted.set()
         return stream
+
+    def put(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        finish: FinishReason | None = None,
+        error: ServingError | None = None,
+    ) -> None:
+        """Output of a request, at time 0."""
+        stream = self.streams[RequestId(request_id)]
+        stream.put(tuple(map(TokenId, token_ids)), finish, error, 0.0, self.num_cached_tokens)
 
     def cancel(self, request_id: RequestId) -> None:
         self.cancelled.append(request_id)
         stream = self.streams.get(request_id)
         if stream is not None and not stream.is_ended:
-            stream.put((), FinishReason.CANCELLED, RequestCancelled("the request was cancelled"))
+            self.put(request_id, (), FinishReason.CANCELLED, RequestCancelled("the request was cancelled"))
         self.cancel_seen.set()
 
     def load(self) -> SchedulerLoad:
-        return SchedulerLoad(num_running=3, num_waiting=5, num_blocks=64, num_free_blocks=40, num_preemptions=0)
+        return SchedulerLoad(num_running=3, num_waiting=5, num_waiting_tokens=700, num_blocks=64, num_free_blocks=40)
+
+    def worker_load(self, worker_id: WorkerId) -> SchedulerLoad:
+        return SchedulerLoad(
+            num_running=2,
+            num_waiting=1,
+            num_blocks=64,
+            num_free_blocks=40,
+            num_cached_blocks=9,
+            num_preemptions=6,
+            num_prefix_tokens=400,
+            num_prefix_hits=100,
+        )
+
+    def facts(self, worker_id: WorkerId) -> Facts:
+        return self.workers[worker_id]
+
+    def move_intake(self, to: Intake, worker_ids: Sequence[WorkerId] = ()) -> None:
+        for worker_id in worker_ids:
+            self.workers[worker_id].move_intake(to)
+        if not worker_ids:
+            self.intake = to
+
+    def reset_prefix_cache(self, worker_ids: Sequence[WorkerId] = ()) -> None:
+        self.resets.append(tuple(worker_ids))
+
+    def kv_events(self) -> "ScriptedSubscription":
+        return self.subscription
+
+
+class ScriptedSubscription:
+    """Gives out what the test puts: events of a worker, or the error that ends them."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[tuple[WorkerId, KvEvent] | Exception] = asyncio.Queue()
+        self.closed = asyncio.Event()
+
+    def put(self, worker_id: str, event: KvEvent) -> None:
+        self._queue.put_nowait((WorkerId(worker_id), event))
+
+    def fail(self, error: Exception) -> None:
+        self._queue.put_nowait(error)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[WorkerId, KvEvent]]:
+        while True:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        self.closed.set()
 
 
 @dataclass(slots=True)
@@ -103,8 +176,13 @@ class Running:
     engine: ScriptedEngine
     metrics: CountedMetrics
     health: HealthServicer
-    facts: Facts
+    views: list[WorkerView]
     server: ApiServer
+
+    def see(self, view: WorkerView) -> Facts:
+        """Let there be a worker; return its facts, to change."""
+        self.views.append(view)
+        return self.engine.workers.setdefault(view.worker_id, Facts())
 
 
 @contextlib.asynccontextmanager
@@ -112,7 +190,6 @@ async def running(
     *models: ServedModel,
     config: ServerConfig | None = None,
     admission: AdmissionConfig | None = None,
-    worker: WorkerView | None = None,
     clock: Sequence[float] = (),
 ) -> AsyncIterator[Running]:
     """Serve some models, else the small one. `clock` is what the clock says, call by call; then it stands still."""
@@ -126,14 +203,14 @@ async def running(
             last[0] = ticks.pop(0)
         return last[0]
 
-    engine, metrics, health, facts = ScriptedEngine(), CountedMetrics(), HealthServicer(), Facts()
+    engine, metrics, health = ScriptedEngine(), CountedMetrics(), HealthServicer()
+    views: list[WorkerView] = []
     served = directory(*models)
     validator = Validator(served, admission, draw_seed=lambda: 7, draw_request_id=lambda: "drawn")
-    view = worker or WorkerView(WorkerId("127.0.0.1:50061"), models[0].worker, "")
     server = ApiServer(
         config or ServerConfig(port=0),
         InferenceServicer(served, validator, engine, admission, metrics, now),
-        AdminServicer(engine, facts, lambda: view, admission.max_waiting, "1.2.3", now),
+        AdminServicer(engine, lambda: views, admission, health.set_open, "1.2.3", now),
         health,
     )
     port = await server.start()
@@ -147,7 +224,7 @@ async def running(
                 engine,
                 metrics,
                 health,
-                facts,
+                views,
                 server,
             )
     finally:

@@ -1,5 +1,6 @@
 """Bad input gets a clear answer, and the next call works."""
 
+import time
 from collections.abc import Callable
 
 import grpc
@@ -8,7 +9,7 @@ import pytest
 from control_plane.admission.config import AdmissionConfig
 from control_plane.api.config import ServerConfig
 from plugins.errors import DuplicateRequest, InvalidRequest, UnknownModel
-from plugins.types import FinishReason, TokenId
+from plugins.types import FinishReason, RequestId, TokenId
 from protos.common.v1.common_pb2 import SamplingParams
 from protos.inference.v1.inference_pb2 import (
     CancelRequest,
@@ -272,3 +273,35 @@ async def test_cancelling_what_is_not_there_succeeds() -> None:
         await run.inference.Cancel(CancelRequest(request_ids=["unknown", ""]))
 
         await probe(run)
+
+
+async def test_a_prompt_that_fills_the_context_is_refused_at_once_and_one_below_gets_its_token() -> None:
+    """Case B014."""
+    async with running(served_model(max_model_len=512)) as run:
+        run.engine.answer = [([TokenId(2)], FinishReason.LENGTH, None)]
+        fits = GenerateRequest(text="a" * 511, sampling=SamplingParams(max_tokens=1))
+        (response,) = [response async for response in run.inference.Generate(fits)]
+        started = time.monotonic()
+        errors = [await answer(run, GenerateRequest(text="a" * length)) for length in (512, 513, 20_000)]
+
+        assert response.usage.output_tokens == 1
+        assert [error.code() for error in errors] == [grpc.StatusCode.INVALID_ARGUMENT] * 3
+        assert "the prompt has 512 tokens; this model's context of 512 tokens" in (errors[0].details() or "")
+        assert "the prompt has 20000 tokens; this model's context of 512 tokens" in (errors[2].details() or "")
+        assert time.monotonic() - started < 3 * 0.2
+
+
+async def test_no_request_is_admitted_for_more_tokens_than_the_kv_cache_holds() -> None:
+    """Case B056: 8 blocks of 16 tokens."""
+    async with running(served_model(max_model_len=512, num_blocks=8)) as run:
+        run.engine.answer = [([TokenId(2)], FinishReason.LENGTH, None)]
+        greedy = GenerateRequest(
+            text="a" * 100, request_id="a", sampling=SamplingParams(max_tokens=100, ignore_eos=True)
+        )
+        async for _ in run.inference.Generate(greedy):
+            pass
+
+        error = await answer(run, GenerateRequest(text="a" * 128))
+
+        assert run.engine.requests[RequestId("a")].sampling.max_tokens == 28
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -45,11 +45,11 @@ async def test_a_stream_has_its_id_first_and_its_end_last() -> None:
         call = run.inference.Generate(text_request("hello Paris", request_id="mine"))
         await run.engine.submitted.wait()
         stream = run.engine.streams[RequestId("mine")]
-        stream.put((HELLO,), None, None)
+        stream.put((HELLO,), None, None, 0.0)
         first = await call.read()
-        stream.put((PARIS, PARIS), None, None)
+        stream.put((PARIS, PARIS), None, None, 0.0)
         second = await call.read()
-        stream.put((EOS,), FinishReason.STOP, None)
+        stream.put((EOS,), FinishReason.STOP, None, 0.0)
         third = await call.read()
 
         assert await call.read() is grpc.aio.EOF
@@ -153,8 +153,7 @@ async def test_a_large_message_is_admitted_beside_the_event_loop(
         models, Validator(models, config, draw_seed), engine, config, CountedMetrics(), lambda: 0.0
     )
     for message in (request_message, text_request("short")):
-        async for _ in servicer.Generate(message, Caller(60.0)):  # type: ignore[arg-type]  # as in `start`
-            pass
+        await servicer.Generate(message, Caller(60.0))  # type: ignore[arg-type]  # as in `start`
 
     assert [place is threading.main_thread() for place in places] == [False, True]
 
@@ -175,7 +174,7 @@ async def test_dropping_the_call_between_two_responses_cancels_the_request() -> 
     async with running() as run:
         call = run.inference.Generate(text_request())
         await run.engine.submitted.wait()
-        run.engine.streams[RequestId("drawn")].put((HELLO,), None, None)
+        run.engine.put("drawn", (HELLO,))
         await call.read()
 
         call.cancel()
@@ -209,41 +208,30 @@ async def test_the_caller_s_deadline_ends_the_request() -> None:
 
 @dataclass(slots=True)
 class Caller:
-    """The context of a call whose caller waits so many seconds more."""
+    """The context of a call whose caller waits so many seconds more, and takes whatever is written."""
 
     remaining_s: float
 
     def time_remaining(self) -> float:
         return self.remaining_s
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
 
-def start(engine: ScriptedEngine, metrics: CountedMetrics, caller: Caller) -> asyncio.Task[object]:
-    """Wait for the first response, without a transport."""
+    async def send_initial_metadata(self, metadata: object) -> None:
+        return None
+
+    async def write(self, response: object) -> None:
+        return None
+
+
+def start(engine: ScriptedEngine, metrics: CountedMetrics, caller: Caller) -> asyncio.Task[None]:
+    """Serve a call without a transport."""
     models, config = directory(served_model()), AdmissionConfig()
     servicer = InferenceServicer(models, Validator(models, config, lambda: 7), engine, config, metrics, lambda: 0.0)
-    responses = servicer.Generate(text_request(), caller)  # type: ignore[arg-type]  # nothing else of it is used
-
-    async def first() -> object:
-        return await anext(responses)
-
-    return asyncio.create_task(first())
-
-
-async def test_a_prompt_that_was_read_for_a_worker_now_gone_never_reaches_the_next_one() -> None:
-    models, config, engine = directory(served_model()), AdmissionConfig(), ScriptedEngine()
-
-    def replace_worker() -> int:
-        models.add(served_model(num_blocks=2))
-        return 7
-
-    validator = Validator(models, config, replace_worker)
-    servicer = InferenceServicer(models, validator, engine, config, CountedMetrics(), lambda: 0.0)
-
-    with pytest.raises(NotServing, match="the worker was replaced while the prompt was read"):
-        async for _ in servicer.Generate(text_request(), Caller(60.0)):  # type: ignore[arg-type]  # as in `start`
-            pass
-
-    assert not engine.requests
+    return asyncio.create_task(
+        servicer.Generate(text_request(), caller)  # type: ignore[arg-type]  # nothing else of the context is used
+    )
 
 
 @pytest.mark.parametrize(("remaining_s", "outcome"), [(5.0, "cancelled"), (0.0, "deadline_exceeded")])
@@ -356,11 +344,11 @@ async def test_a_request_s_numbers_are_counted_once() -> None:
         call = run.inference.Generate(text_request("hello Paris"))
         await run.engine.submitted.wait()
         stream = run.engine.streams[RequestId("drawn")]
-        stream.put((HELLO,), None, None)
+        stream.put((HELLO,), None, None, 0.0)
         await call.read()
-        stream.put((HELLO,), None, None)
+        stream.put((HELLO,), None, None, 0.0)
         await call.read()
-        stream.put((HELLO, EOS), FinishReason.STOP, None)
+        stream.put((HELLO, EOS), FinishReason.STOP, None, 0.0)
         await call.read()
         await run.metrics.outcomes()
 

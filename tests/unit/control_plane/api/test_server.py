@@ -8,13 +8,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from control_plane.api.config import ServerConfig
-from control_plane.engine.facts import Intake, Link, Residency, Weights
-from control_plane.workers.supervisor import WorkerView
 from plugins.errors import InvalidConfig
-from plugins.types import FinishReason, TokenId, WorkerId
-from protos.admin.v1 import admin_pb2
+from plugins.types import FinishReason, TokenId
 from protos.inference.v1.inference_pb2 import GenerateRequest
-from tests.unit.control_plane.admission.models import served_model
 from tests.unit.control_plane.api.running import Running, running
 
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
@@ -74,6 +70,14 @@ async def test_a_model_that_is_served_no_longer_is_not_ready_beside_one_that_is(
         assert await check(run, f"{INFERENCE}/new") == SERVING
 
 
+async def test_a_model_that_is_served_is_ready_by_its_name_while_another_one_is_away() -> None:
+    async with running() as run:
+        run.health.set_ready(False, ["small"])
+
+        assert await check(run, f"{INFERENCE}/small") == SERVING
+        assert await check(run, "readiness") == NOT_SERVING
+
+
 async def test_draining_ends_readiness_for_good_and_leaves_the_process_alive() -> None:
     async with running() as run:
         run.health.set_ready(True, ["small"])
@@ -115,6 +119,18 @@ async def test_a_watcher_of_an_unknown_name_waits_until_it_is_known() -> None:
         assert [first, await next_status(call)] == [UNKNOWN, SERVING]
 
 
+async def test_a_server_that_operators_have_closed_stays_not_ready_whatever_its_workers_do() -> None:
+    async with running() as run:
+        run.health.set_ready(True, ["small"])
+        run.health.set_open(False)
+        run.health.set_ready(True, ["small"])
+        while_closed = [await check(run, name) for name in ("", "liveness", "readiness", f"{INFERENCE}/small")]
+        run.health.set_open(True)
+
+        assert while_closed == [SERVING, SERVING, NOT_SERVING, NOT_SERVING]
+        assert [await check(run, name) for name in ("readiness", f"{INFERENCE}/small")] == [SERVING, SERVING]
+
+
 async def test_stopping_tells_watchers_and_ends_their_calls() -> None:
     async with running() as run:
         run.health.set_ready(True)
@@ -134,7 +150,7 @@ async def test_a_stop_lets_open_streams_end_within_the_grace() -> None:
         await run.engine.submitted.wait()
 
         stopping = asyncio.create_task(run.server.stop(grace_s=60.0))
-        run.engine.streams[next(iter(run.engine.streams))].put((TokenId(2),), FinishReason.STOP, None)
+        run.engine.streams[next(iter(run.engine.streams))].put((TokenId(2),), FinishReason.STOP, None, 0.0)
 
         assert [response.finish_reason async for response in call] == [1]
         await stopping
@@ -197,48 +213,6 @@ async def test_reflection_can_be_turned_off() -> None:
             await services(run)
 
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_operators_see_version_uptime_intake_and_load() -> None:
-    async with running(clock=[100.0, 107.5]) as run:
-        run.facts.move_intake(Intake.DRAINING)
-
-        assert await run.admin.GetServerInfo(admin_pb2.GetServerInfoRequest()) == admin_pb2.GetServerInfoResponse(
-            version="1.2.3",
-            uptime_s=7.5,
-            intake=admin_pb2.INTAKE_DRAINING,
-            num_running=3,
-            num_waiting=5,
-            max_waiting=1024,
-        )
-
-
-async def test_operators_see_the_worker_with_its_facts_and_sizes() -> None:
-    view = WorkerView(WorkerId("10.0.0.1:50061"), served_model().worker, "")
-    async with running(worker=view) as run:
-        run.facts.move_link(Link.LIVE)
-        run.facts.weights = Weights.UPDATING
-        run.facts.residency["kv_cache"] = Residency.ASLEEP
-
-        (worker,) = (await run.admin.ListWorkers(admin_pb2.ListWorkersRequest())).workers
-
-        assert (worker.worker_id, worker.link, worker.detail) == ("10.0.0.1:50061", admin_pb2.LINK_LIVE, "")
-        assert worker.weights == admin_pb2.WEIGHTS_UPDATING
-        assert dict(worker.residency) == {
-            "weights": admin_pb2.RESIDENCY_RESIDENT,
-            "kv_cache": admin_pb2.RESIDENCY_ASLEEP,
-        }
-        assert (worker.model.name, worker.incarnation, worker.load_s) == ("small", "first", 0.5)
-        assert (worker.num_blocks, worker.num_free_blocks, worker.block_size) == (64, 40, 16)
-        assert (worker.kv_cache_dtype, worker.kv_bytes) == ("float32", 4096)
-
-
-async def test_a_worker_that_was_never_reached_is_listed_with_the_reason() -> None:
-    async with running(worker=WorkerView(WorkerId("10.0.0.1:50061"), None, "connection refused")) as run:
-        (worker,) = (await run.admin.ListWorkers(admin_pb2.ListWorkersRequest())).workers
-
-        assert (worker.link, worker.detail) == (admin_pb2.LINK_CONNECTING, "connection refused")
-        assert not worker.HasField("model")
 
 
 @pytest.mark.parametrize(
