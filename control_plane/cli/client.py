@@ -5,22 +5,25 @@ Keeps a channel; what is printed, and when, is the commands' business.
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control_plane.api.config import MAX_MESSAGE_MIB
-from control_plane.cli.options import Sampling
-from control_plane.cli.results import Completion, ServerStatus, WorkerStatus
+from control_plane.cli.options import NOBODY, Account, Sampling
+from control_plane.cli.results import CacheReset, Completion, IntakeStatus, ServerStatus
+from control_plane.cli.status import intake_status, server_status
 from control_plane.cli.transport_errors import translate
 from plugins.errors import FieldViolation, InvalidRequest
 from protos.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.channel import MIB, channel_options
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
+
+IntakeMove = Literal["pause", "drain", "resume"]
 
 READINESS = "readiness"  # the health service's name for "a request would be taken"
 CONNECT_TIMEOUT_S = 10.0  # for calls that only ask
@@ -67,13 +70,14 @@ class Client:
         sampling: Sampling,
         model: str = "",
         timeout_s: float | None = None,
+        account: Account = NOBODY,
     ) -> AsyncGenerator[Delta, None]:
         """Stream a completion of a text, or of a chat of (role, content). Closing the iterator cancels the request."""
-        request = _request(prompt, sampling, model)
+        request = _request(prompt, sampling, model, account)
         started, first = time.monotonic(), None
         parts: list[str] = []
         token_ids: list[int] = []
-        call = self._inference.Generate(request, timeout=timeout_s)
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=_metadata(account))
         try:
             async for response in call:
                 if first is None and response.token_ids:
@@ -133,17 +137,34 @@ class Client:
             )
         except grpc.aio.AioRpcError as error:
             raise translate(error, self._address) from error
-        return ServerStatus(
-            address=self._address,
-            readiness=health_pb2.HealthCheckResponse.ServingStatus.Name(health.status).lower(),
-            version=server.version,
-            uptime_s=server.uptime_s,
-            intake=_word(admin_pb2.Intake.Name(server.intake)),
-            num_running=server.num_running,
-            num_waiting=server.num_waiting,
-            max_waiting=server.max_waiting,
-            workers=tuple(_worker(worker) for worker in listed.workers),
-        )
+        readiness = health_pb2.HealthCheckResponse.ServingStatus.Name(health.status).lower()
+        return server_status(self._address, readiness, server, listed)
+
+    async def move_intake(self, move: IntakeMove, workers: Sequence[str]) -> IntakeStatus:
+        """Pause, drain or open some workers; none: the whole server."""
+        timeout_s = CONNECT_TIMEOUT_S
+        response: admin_pb2.PauseResponse | admin_pb2.DrainResponse | admin_pb2.ResumeIntakeResponse
+        try:
+            match move:
+                case "pause":
+                    response = await self._admin.Pause(admin_pb2.PauseRequest(worker_ids=workers), timeout=timeout_s)
+                case "drain":
+                    response = await self._admin.Drain(admin_pb2.DrainRequest(worker_ids=workers), timeout=timeout_s)
+                case "resume":
+                    request = admin_pb2.ResumeIntakeRequest(worker_ids=workers)
+                    response = await self._admin.ResumeIntake(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self._address) from error
+        return intake_status(response.intake)
+
+    async def reset_prefix_cache(self, workers: Sequence[str]) -> CacheReset:
+        """Let some workers forget their cached prompts; none: all of them."""
+        request = admin_pb2.ResetPrefixCacheRequest(worker_ids=workers)
+        try:
+            response = await self._admin.ResetPrefixCache(request, timeout=CONNECT_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self._address) from error
+        return CacheReset(reset=", ".join(response.worker_ids))
 
 
 def local_address(host: str, port: int) -> str:
@@ -152,10 +173,25 @@ def local_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _request(prompt: str | Sequence[tuple[str, str]], sampling: Sampling, model: str) -> inference_pb2.GenerateRequest:
+def _metadata(account: Account) -> tuple[tuple[str, str], ...]:
+    """Tell the tenant. Raises: InvalidRequest: no call can carry it."""
+    tenant, field = account.tenant, f"metadata.{account.tenant_key}"
+    if not (tenant.isascii() and tenant.isprintable()):
+        description = "may only contain printable ASCII characters"
+        raise InvalidRequest([FieldViolation(field, "NOT_PRINTABLE_ASCII", description)])
+    return ((account.tenant_key, tenant),) if tenant else ()
+
+
+def _request(
+    prompt: str | Sequence[tuple[str, str]], sampling: Sampling, model: str, account: Account
+) -> inference_pb2.GenerateRequest:
     """Write a request; its limits are the server's. Raises: InvalidRequest: a value that its field cannot carry."""
+    if not -(2**31) <= account.priority < 2**31:
+        description = f"is {account.priority}; must be in [-1000, 1000], lower goes first"
+        raise InvalidRequest([FieldViolation("priority", "OUT_OF_RANGE", description)])
     try:
-        request = inference_pb2.GenerateRequest(model=model, sampling=_sampling(sampling))
+        request = inference_pb2.GenerateRequest(model=model, sampling=_sampling(sampling), priority=account.priority)
+        request.cache_salt = account.cache_salt
         if isinstance(prompt, str):
             request.text = prompt
         else:
@@ -181,26 +217,3 @@ def _sampling(sampling: Sampling) -> common_pb2.SamplingParams:
     if violations:
         raise InvalidRequest(violations)
     return message
-
-
-def _worker(worker: admin_pb2.Worker) -> WorkerStatus:
-    status = WorkerStatus(worker=worker.worker_id, link=_word(admin_pb2.Link.Name(worker.link)), detail=worker.detail)
-    if not worker.HasField("model"):
-        return status
-    return replace(
-        status,
-        model=worker.model.name,
-        dtype=worker.model.dtype,
-        parameters=worker.model.num_parameters,
-        context=worker.model.max_model_len,
-        free_blocks=worker.num_free_blocks,
-        num_blocks=worker.num_blocks,
-        block_size=worker.block_size,
-        kv_cache_dtype=worker.kv_cache_dtype,
-        kv_mib=worker.kv_bytes / MIB,
-        load_s=worker.load_s,
-    )
-
-
-def _word(name: str) -> str:
-    return name.partition("_")[2].lower()

@@ -19,12 +19,15 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 from rich.console import Console
 
+from control_plane.admission.config import AdmissionConfig
 from control_plane.api.config import ServerConfig
 from control_plane.cli.client import Client, local_address
 from control_plane.cli.flags import Flag, canonical, make_flags, signature
 from control_plane.cli.generate import chat, generate
+from control_plane.cli.hooks import add_plugin_commands
 from control_plane.cli.launch import Context, Invocation, launch
-from control_plane.cli.options import Address, Connection, Sampling, check_connection
+from control_plane.cli.operate import add_operator_commands
+from control_plane.cli.options import NOBODY, Account, Address, Connection, Sampling, check_connection
 from control_plane.cli.render import render
 from control_plane.cli.results import ServerStatus
 from control_plane.config import CONTROL_PLANE_SECTIONS, Config, Source, find_sections, load_config
@@ -105,6 +108,7 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
         shown = [flag.key for flag in flags if everything or flag.key in command.common]
         app.command(_serving_function(command, flags, shown, environ), name=command.name, sort_key=place)
     _add_client_commands(app, environ)
+    add_plugin_commands(app)
     code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     return code if isinstance(code, int) else 0
 
@@ -126,7 +130,7 @@ def find_commands(sections: Mapping[str, type[Any]]) -> tuple[ServingCommand, ..
         ),
         ServingCommand(
             "control-plane",
-            "Run the control plane, for a worker that runs elsewhere.",
+            "Run the control plane, for workers that run elsewhere.",
             own,
             ("server", "scheduler"),
             None,
@@ -209,18 +213,26 @@ def _load_entry(entry: EntryPoint) -> Callable[[Context], int]:
 
 
 def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
-    """Add the commands that ask a running server. They read the configuration for its address alone."""
+    """Add the commands that ask a running server. They read the configuration to find it."""
     as_json = Parameter(name="--json", group=GENERAL, help="print JSON", show_default=False)
 
-    def default_address() -> str:
-        server = load_config(find_sections(), Source({}, "", str), environ, None).section(ServerConfig)
-        return local_address(server.host, server.port)
+    def configured() -> Config:
+        return load_config(find_sections(), Source({}, "", str), environ, None)
 
     def connect(connection: Connection) -> Connection:
         """Fill the address in. Raises: InvalidConfig: a flag can reach no server."""
-        address = connection.address or default_address()
+        address = connection.address
+        if not address:
+            server = configured().section(ServerConfig)
+            address = local_address(server.host, server.port)
         check_connection(address, connection.timeout)
         return replace(connection, address=address)
+
+    def identify(account: Account) -> Account:
+        """Fill in how the server is told whose request it is."""
+        return (
+            replace(account, tenant_key=configured().section(AdmissionConfig).tenant_key) if account.tenant else account
+        )
 
     @app.command(name="generate", sort_key=100)
     def generate_command(
@@ -236,11 +248,13 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
         use_json: Annotated[bool, as_json] = False,
         sampling: Sampling = Sampling(),  # noqa: B008  # frozen
         connection: Connection = Connection(),  # noqa: B008  # frozen
+        account: Account = NOBODY,
     ) -> int:
         """Continue a text; it appears while it is made."""
         connection = connect(connection)
         text = sys.stdin.read().removesuffix("\n") if prompt is None else prompt
-        completion = generate(text, use_chat, connection, sampling, None if use_json else sys.stdout)
+        out = None if use_json else sys.stdout
+        completion = generate(text, use_chat, connection, sampling, out, identify(account))
         if use_json:
             render(completion, True, Console())
         elif sys.stdout.isatty():
@@ -253,9 +267,10 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
         system: Annotated[str, Parameter(group=GENERAL, help="message that sets the tone", show_default=False)] = "",
         sampling: Sampling = Sampling(),  # noqa: B008  # frozen
         connection: Connection = Connection(),  # noqa: B008  # frozen
+        account: Account = NOBODY,
     ) -> int:
         """Hold a conversation, one message a line. Ctrl-C stops an answer, Ctrl-D ends."""
-        chat(system, connect(connection), sampling, sys.stdin, sys.stdout, sys.stderr)
+        chat(system, connect(connection), sampling, sys.stdin, sys.stdout, sys.stderr, identify(account))
         return 0
 
     @app.command(name="status", sort_key=100)
@@ -264,6 +279,8 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
         connection = connect(Connection(address=address))
         render(asyncio.run(_status(connection.address)), use_json, Console())
         return 0
+
+    add_operator_commands(app, lambda address: connect(Connection(address=address)).address)
 
 
 async def _status(address: str) -> ServerStatus:

@@ -126,7 +126,8 @@ async def demo(console: Console, serve_arguments: Sequence[str] = ()) -> int:
         console.print(f"\n{server.model} answers three chats at once at {server.address}:\n", highlight=False)
         completions = await stream_all(server.address, Panels(console) if console.is_terminal else Lines(console))
         console.print()
-        console.print(table("figures", [_row(*pair) for pair in zip(PROMPTS, completions, strict=True)]))
+        figures = [_row(*pair) for pair in zip(PROMPTS, completions, strict=True)]
+        console.print(table("figures", figures, console))
         is_counted = await check_counts(console, server.metrics_url, expected_counts(completions), COUNTING_S)
     finally:
         code = await end(server.process)

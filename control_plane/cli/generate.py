@@ -7,7 +7,7 @@ from functools import partial
 from typing import TextIO
 
 from control_plane.cli.client import Client
-from control_plane.cli.options import Connection, Sampling
+from control_plane.cli.options import NOBODY, Account, Connection, Sampling
 from control_plane.cli.results import Completion
 from plugins.errors import InvariantBroken, ServingError
 
@@ -17,10 +17,11 @@ async def complete(
     connection: Connection,
     sampling: Sampling,
     write: Callable[[str], object],
+    account: Account = NOBODY,
 ) -> Completion:
     """Get one completion of a text or a chat; `write` is called with each piece of text as it comes."""
     async with Client(connection.address) as client:
-        deltas = client.generate(prompt, sampling, connection.model, connection.timeout)
+        deltas = client.generate(prompt, sampling, connection.model, connection.timeout, account)
         async with aclosing(deltas):
             async for delta in deltas:
                 write(delta.text)
@@ -29,20 +30,35 @@ async def complete(
     raise InvariantBroken("the stream of a completion ended without its final message")
 
 
-def generate(prompt: str, as_chat: bool, connection: Connection, sampling: Sampling, out: TextIO | None) -> Completion:
+def generate(
+    prompt: str,
+    as_chat: bool,
+    connection: Connection,
+    sampling: Sampling,
+    out: TextIO | None,
+    account: Account = NOBODY,
+) -> Completion:
     """Get one completion; it appears on `out`, if given, as it comes, with a line break at its end, however it ends."""
     messages = [("user", prompt)] if as_chat else prompt
     if out is None:
-        return asyncio.run(complete(messages, connection, sampling, lambda text: None))
+        return asyncio.run(complete(messages, connection, sampling, lambda text: None, account))
     parts: list[str] = []
     try:
-        return asyncio.run(complete(messages, connection, sampling, partial(_show_and_keep, out, parts)))
+        return asyncio.run(complete(messages, connection, sampling, partial(_show_and_keep, out, parts), account))
     finally:
         if parts:
             print(file=out)
 
 
-def chat(system: str, connection: Connection, sampling: Sampling, source: TextIO, out: TextIO, log: TextIO) -> None:
+def chat(
+    system: str,
+    connection: Connection,
+    sampling: Sampling,
+    source: TextIO,
+    out: TextIO,
+    log: TextIO,
+    account: Account = NOBODY,
+) -> None:
     """Hold a conversation: a line of `source` is a message, its end ends the conversation.
 
     Ctrl-C stops the answer that is being made; what came of it stays in the conversation. At a terminal an error
@@ -56,7 +72,7 @@ def chat(system: str, connection: Connection, sampling: Sampling, source: TextIO
             parts: list[str] = []
 
             try:
-                runner.run(complete(history, connection, sampling, partial(_show_and_keep, out, parts)))
+                runner.run(complete(history, connection, sampling, partial(_show_and_keep, out, parts), account))
             except KeyboardInterrupt:
                 pass
             except ServingError as error:

@@ -6,12 +6,15 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from control_plane.admission.config import AdmissionConfig
 from plugins.errors import InvalidConfig
 
 HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 MAX_TIMEOUT_S = 1_000_000  # a longer one may overflow in gRPC, and then it has passed at once
 CONNECTION = Group("Connection", sort_key=2)
 SAMPLING = Group("Sampling", sort_key=1)
+ACCOUNT = Group("Account", sort_key=3)
+TENANT_KEY = AdmissionConfig().tenant_key
 Address = Annotated[
     str, Parameter(group=CONNECTION, help="host:port of the server [server.host and server.port]", show_default=False)
 ]
@@ -25,6 +28,22 @@ class Connection:
     address: Address = ""
     model: Annotated[str, Parameter(help="name of a model [the only one served]", show_default=False)] = ""
     timeout: Annotated[float | None, Parameter(help="seconds that one answer may take [the server's limit]")] = None
+
+
+@Parameter(name="*", group=ACCOUNT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """On whose account a request runs, before whom it goes, and with whom it shares computed prompts."""
+
+    priority: Annotated[int, Parameter(help="lower goes first, if the server orders by it [0]", show_default=False)] = 0
+    tenant: Annotated[str, Parameter(help="whose request it is [nobody's]", show_default=False)] = ""
+    cache_salt: Annotated[
+        str, Parameter(help="share cached prompts with the same salt [with none]", show_default=False)
+    ] = ""
+    tenant_key: Annotated[str, Parameter(parse=False)] = TENANT_KEY  # the metadata that tells the tenant
+
+
+NOBODY = Account()
 
 
 def check_connection(address: str, timeout_s: float | None) -> None:

@@ -1,6 +1,8 @@
 """What the commands return. How it looks is the renderer's business."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from control_plane.cli.render import JSON_ONLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +39,41 @@ class WorkerStatus:
 
     worker: str
     link: str
-    model: str | None = None
-    dtype: str | None = None
-    parameters: int | None = None
-    context: int | None = None  # tokens of prompt and output together
+    intake: str
+    generation: str | None = None  # short, without the model's name
+    num_running: int | None = None
+    num_waiting: int | None = None
     free_blocks: int | None = None
-    num_blocks: int | None = None
-    block_size: int | None = None
-    kv_cache_dtype: str | None = None
-    kv_mib: float | None = None
-    load_s: float | None = None
-    detail: str  # why the link is not live
+    cached_blocks: int | None = None  # that a prompt could hit
+    hit_rate: str | None = None  # prompt tokens found in the prefix cache, of those that were looked up
+    detail: str  # why the link is not live, or that it leaves
+    generation_id: str | None = field(default=None, metadata=JSON_ONLY)
+    model: str | None = field(default=None, metadata=JSON_ONLY)
+    num_blocks: int | None = field(default=None, metadata=JSON_ONLY)
+    kv_mib: float | None = field(default=None, metadata=JSON_ONLY)
+    load_s: float | None = field(default=None, metadata=JSON_ONLY)
+    num_preemptions: int | None = field(default=None, metadata=JSON_ONLY)
+    prefix_tokens: int | None = field(default=None, metadata=JSON_ONLY)
+    prefix_hits: int | None = field(default=None, metadata=JSON_ONLY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStatus:
+    """Workers that may stand in for one another, and what they agree in."""
+
+    generation: str
+    state: str  # newest; draining: new requests go to the newest one of its model
+    differs: str  # from the newest one
+    num_workers: int
+    num_blocks: int  # of all of them
+    model: str
+    dtype: str
+    parameters: int
+    context: int  # tokens of prompt and output together
+    block_size: int
+    kv_cache_dtype: str
+    weights_version: str
+    plugins: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,4 +88,30 @@ class ServerStatus:
     num_running: int
     num_waiting: int
     max_waiting: int
+    num_waiting_tokens: int
+    max_waiting_tokens: int
     workers: tuple[WorkerStatus, ...]
+    generations: tuple[GenerationStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIntake:
+    """Whether one worker gets new requests."""
+
+    worker: str
+    intake: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeStatus:
+    """What new requests meet, after a command that changed it."""
+
+    intake: str  # of the whole server
+    workers: tuple[WorkerIntake, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReset:
+    """Whose cached prompts were forgotten."""
+
+    reset: str

@@ -6,111 +6,16 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 
 from control_plane.cli.commands import main
 from control_plane.cli.generate import chat
 from control_plane.cli.options import Connection, Sampling
 from plugins.errors import FieldViolation, InvalidRequest
-from protos.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2, inference_pb2_grpc
-from protos.status import to_status
-
-Context = Any  # grpc.ServicerContext has no type arguments that fit both stub packages
-
-
-class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers "one two three" to everything, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.requests: list[inference_pb2.GenerateRequest] = []
-        self.refusal: InvalidRequest | None = None
-        self.breaks_after_one_word = False
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-
-    def Generate(
-        self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> Iterator[inference_pb2.GenerateResponse]:
-        self.requests.append(request)
-        if self.refusal is not None:
-            context.abort_with_status(rpc_status.to_status(to_status(self.refusal)))
-        yield inference_pb2.GenerateResponse(request_id="r1", token_ids=[1], text="one ")
-        self.may_go_on.wait()
-        if self.breaks_after_one_word:
-            context.abort(grpc.StatusCode.INTERNAL, "the cable was cut")
-        yield inference_pb2.GenerateResponse(token_ids=[2], text="two ")
-        yield inference_pb2.GenerateResponse(
-            token_ids=[3],
-            text="three",
-            finish_reason=common_pb2.FINISH_REASON_STOP,
-            usage=inference_pb2.Usage(prompt_tokens=5, output_tokens=3),
-        )
-
-
-class ScriptedAdmin(admin_pb2_grpc.AdminServiceServicer):
-    """One busy server with one worker, which may not have been described yet."""
-
-    def __init__(self) -> None:
-        self.is_described = True
-
-    def GetServerInfo(
-        self, request: admin_pb2.GetServerInfoRequest, context: Context
-    ) -> admin_pb2.GetServerInfoResponse:
-        return admin_pb2.GetServerInfoResponse(
-            version="0.1.0", uptime_s=12.0, intake=admin_pb2.INTAKE_OPEN, num_running=2, num_waiting=1, max_waiting=1024
-        )
-
-    def ListWorkers(self, request: admin_pb2.ListWorkersRequest, context: Context) -> admin_pb2.ListWorkersResponse:
-        if not self.is_described:
-            absent = admin_pb2.Worker(worker_id="127.0.0.1:50061", link=admin_pb2.LINK_CONNECTING, detail="is loading")
-            return admin_pb2.ListWorkersResponse(workers=[absent])
-        model = common_pb2.ModelInfo(name="tiny", dtype="float32", num_parameters=1000, max_model_len=64)
-        worker = admin_pb2.Worker(
-            worker_id="127.0.0.1:50061",
-            link=admin_pb2.LINK_LIVE,
-            model=model,
-            num_blocks=8,
-            num_free_blocks=5,
-            block_size=16,
-            kv_cache_dtype="float32",
-            kv_bytes=2 * 1024 * 1024,
-            load_s=0.5,
-        )
-        return admin_pb2.ListWorkersResponse(workers=[worker])
-
-
-class Ready(health_pb2_grpc.HealthServicer):
-    """Always ready."""
-
-    def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
-        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-
-
-class ScriptedServer:
-    """The three services on a port of their own."""
-
-    def __init__(self) -> None:
-        self.inference = ScriptedInference()  # type: ignore[abstract]  # only Generate is called
-        self._server = grpc.server(ThreadPoolExecutor(2))
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, self._server)
-        self.admin = ScriptedAdmin()
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(Ready(), self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
+from tests.unit.control_plane.cli.scripted_server import ScriptedServer
 
 
 @pytest.fixture
@@ -139,6 +44,36 @@ def test_generate_passes_sampling_on_and_leaves_the_rest_to_the_server(server: S
     assert request.sampling == common_pb2.SamplingParams(
         max_tokens=7, temperature=0, top_k=3, top_p=0.5, min_p=0.25, seed=11, ignore_eos=True
     )
+
+
+def test_generate_tells_priority_salt_and_tenant_under_the_configured_key(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIHEDRAL_ADMISSION__TENANT_KEY", "x-team")
+
+    main(
+        ["generate", "count", "--address", server.address]
+        + ["--priority=-5", "--cache-salt", "pinch", "--tenant", "red"]
+    )
+
+    request = server.inference.requests[0]
+    assert (request.priority, request.cache_salt) == (-5, "pinch")
+    assert server.inference.metadata[0]["x-team"] == "red"
+
+
+def test_chat_tells_them_with_each_message(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\nsecond\n"))
+
+    main(["chat", "--address", server.address, "--priority", "7", "--tenant", "red"])
+
+    assert [request.priority for request in server.inference.requests] == [7, 7]
+    assert [metadata["dihedral-tenant"] for metadata in server.inference.metadata] == ["red", "red"]
+
+
+def test_who_gives_no_tenant_tells_none(server: ScriptedServer) -> None:
+    main(["generate", "count", "--address", server.address])
+
+    assert "dihedral-tenant" not in server.inference.metadata[0]
 
 
 def test_generate_without_sampling_flags_sets_no_sampling_field(server: ScriptedServer) -> None:
@@ -210,6 +145,8 @@ def test_a_refusal_is_one_line_with_every_field_and_exit_code_1(
         ),
         (["x", "--top-k=4294967296"], "sampling.top_k: is 4294967296; must be in [0, 2**32), 0 keeps all tokens"),
         (["\udcff"], "prompt: is not valid Unicode: surrogates not allowed"),
+        (["x", "--priority=2147483648"], "priority: is 2147483648; must be in [-1000, 1000], lower goes first"),
+        (["x", "--tenant=é"], "metadata.dihedral-tenant: may only contain printable ASCII characters"),
     ],
 )
 def test_what_no_message_can_carry_is_refused_as_by_the_server(
@@ -221,7 +158,7 @@ def test_what_no_message_can_carry_is_refused_as_by_the_server(
     assert server.inference.requests == []
 
 
-@pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["status"]])
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["status"], ["drain"], ["reset-cache", "w"]])
 @pytest.mark.parametrize(
     "address",
     ["foo", "http://127.0.0.1:5", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536", "h:x", "::1:5", ":5", "[]:5"],
@@ -407,38 +344,3 @@ def next_or_end(script: Iterator[str]) -> str:
         return next(script)
     except StopIteration:
         raise EOFError from None
-
-
-def test_status_shows_the_server_and_its_workers(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["status", "--address", server.address])
-
-    words = capsys.readouterr().out.split()
-    assert code == 0
-    assert {"serving", "open", "127.0.0.1:50061", "live", "tiny", "float32"} <= set(words)
-
-
-def test_status_json_has_numbers(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["status", "--json", "--address", server.address])
-
-    status = json.loads(capsys.readouterr().out)
-    assert (status["readiness"], status["intake"], status["num_running"]) == ("serving", "open", 2)
-    assert status["workers"][0]["free_blocks"] == 5
-    assert status["workers"][0]["kv_mib"] == 2.0
-
-
-def test_status_of_a_worker_that_was_never_described_has_no_figures(
-    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.admin.is_described = False
-
-    main(["status", "--address", server.address])
-    table = capsys.readouterr().out.partition("workers")[2]
-    main(["status", "--json", "--address", server.address])
-    worker = json.loads(capsys.readouterr().out)["workers"][0]
-
-    assert table.split("connecting")[1].split() == [
-        *("model", "-", "dtype", "-", "parameters", "-", "context", "-", "free", "blocks", "-", "blocks", "-"),
-        *("block", "size", "-", "kv", "cache", "dtype", "-", "kv", "mib", "-", "load", "s", "-"),
-        *("detail", "is", "loading"),
-    ]
-    assert (worker["parameters"], worker["num_blocks"], worker["detail"]) == (None, None, "is loading")

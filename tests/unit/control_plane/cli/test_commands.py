@@ -26,17 +26,20 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(level)
 
 
+OPERATING = ("drain", "pause", "resume-intake", "reset-cache")
+
+
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--help"])
 
     text = capsys.readouterr().out
     assert code == 0
-    for command in ("serve", "control-plane", "worker", "generate", "chat", "status", "--version"):
+    for command in ("serve", "control-plane", "worker", "generate", "chat", "status", "--version", *OPERATING):
         assert f"│ {command}" in text
-    assert len(text.splitlines()) <= 20
+    assert len(text.splitlines()) <= 24
 
 
-@pytest.mark.parametrize("command", ["serve", "control-plane", "worker", "generate", "chat", "status"])
+@pytest.mark.parametrize("command", ["serve", "control-plane", "worker", "generate", "chat", "status", *OPERATING])
 def test_the_help_of_a_command_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = main([command, "--help"])
 

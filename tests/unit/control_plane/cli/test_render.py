@@ -2,11 +2,11 @@
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from control_plane.cli.render import render
+from control_plane.cli.render import JSON_ONLY, render
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def test_plain_fields_become_a_list_and_tuples_become_tables() -> None:
         ["guests", "1,234"],
         ["note", "-"],
         ["trees"],
-        ["kind", "apples", "height", "m"],
+        ["height"],
+        ["kind", "apples", "m"],
         ["oak", "[old]", "0", "21.5"],
         ["elm", "7", "250"],
     ]
@@ -64,12 +65,14 @@ class Beds:
     beds: tuple[Bed, ...]
 
 
-def test_rows_of_many_fields_stand_beside_each_other() -> None:
+def beds(width: int, *rows: Bed) -> list[list[str]]:
     out = io.StringIO()
+    render(Beds(rows), False, Console(file=out, width=width))
+    return [line.split() for line in out.getvalue().splitlines()]
 
-    render(Beds((Bed(1, 2, 3, 4, 5, 6, "x"), Bed(7, 8, 9, 10, 11, 12, "y"))), False, Console(file=out, width=60))
 
-    assert [line.split() for line in out.getvalue().splitlines()] == [
+def test_rows_that_are_longer_than_the_console_stand_beside_each_other() -> None:
+    assert beds(14, Bed(1, 2, 3, 4, 5, 6, "x"), Bed(7, 8, 9, 10, 11, 12, "y")) == [
         ["beds"],
         ["a", "1", "7"],
         ["b", "2", "8"],
@@ -79,6 +82,40 @@ def test_rows_of_many_fields_stand_beside_each_other() -> None:
         ["f", "6", "12"],
         ["g", "x", "y"],
     ]
+
+
+def test_rows_that_fit_stand_below_each_other() -> None:
+    assert beds(40, Bed(1, 2, 3, 4, 5, 6, "x"), Bed(7, 8, 9, 10, 11, 12, "")) == [
+        ["beds"],
+        ["a", "b", "c", "d", "e", "f", "g"],
+        ["1", "2", "3", "4", "5", "6", "x"],
+        ["7", "8", "9", "10", "11", "12", "-"],
+    ]
+
+
+def test_a_column_that_no_row_has_is_left_out() -> None:
+    assert beds(40, Bed(0, 2, 3, 4, 5, 6, "")) == [
+        ["beds"],
+        ["a", "b", "c", "d", "e", "f"],
+        ["0", "2", "3", "4", "5", "6"],
+    ]
+
+
+@dataclass(frozen=True)
+class Pond:
+    name: str
+    depth_m: float = field(metadata=JSON_ONLY)
+
+
+def test_a_field_for_json_alone_is_in_no_table() -> None:
+    texts = []
+    for as_json in (False, True):
+        out = io.StringIO()
+        render(Pond("big", 2.0), as_json, Console(file=out, width=40))
+        texts.append(out.getvalue())
+
+    assert texts[0].split() == ["name", "big"]
+    assert json.loads(texts[1]) == {"name": "big", "depth_m": 2.0}
 
 
 def test_json_has_every_field_under_its_own_name() -> None:
