@@ -20,14 +20,16 @@ from control_plane.api.inference import InferenceServicer
 from control_plane.api.server import ApiServer
 from control_plane.engine.core import EngineCore
 from control_plane.engine.driver import EngineDriver
+from control_plane.engine.generations import Generations
+from control_plane.engine.router import make_router
+from control_plane.engine.scheduler_choice import choose_scheduler
 from control_plane.engine.served import ServedModels
 from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
 from control_plane.workers.config import WorkersConfig
+from control_plane.workers.discovery import discovery_of
+from control_plane.workers.fleet import WorkerFleet
 from control_plane.workers.grpc_handle import GrpcWorkerHandle
-from control_plane.workers.supervisor import WorkerSupervisor
 from plugins.metrics import Metrics
-from plugins.types import WorkerId
 from protos.channel import MIB
 
 SEED_BITS = 64
@@ -48,51 +50,57 @@ async def run_control_plane(
     While it drains, readiness says NOT_SERVING, requests at hand go on, and new ones are refused with UNAVAILABLE.
     Raises: InvalidConfig: the port cannot be had; whatever is a bug of the engine, as it was.
     """
-    core = EngineCore(lambda worker: FCFSScheduler(scheduler, worker), admission.max_waiting)
-    driver = EngineDriver(core, metrics, time.monotonic)
+    core = EngineCore(
+        choose_scheduler(scheduler),
+        admission,
+        make_router(workers.router, secrets.randbelow),
+        workers.recovery_timeout_s,
+        scheduler.target_inter_token_ms,
+    )
+    driver = EngineDriver(core, metrics, time.monotonic, admission, workers.step_timeout_s)
     models = ServedModels()
+    generations = Generations()
     health = HealthServicer()
-    supervisor = WorkerSupervisor(
-        WorkerId(workers.address),
-        lambda: GrpcWorkerHandle(workers.address, owner_id, workers.max_message_mib * MIB, workers.connect_timeout_s),
+    fleet = WorkerFleet(
+        workers,
+        discovery_of(workers.address, workers.refresh_s),
+        lambda address: GrpcWorkerHandle(address, owner_id, workers.max_message_mib * MIB, workers.connect_timeout_s),
         driver,
         models,
-        lambda is_up: health.set_ready(is_up, [model.worker.model.name for model in models.all()]),
+        generations,
+        health.set_ready,
     )
     validator = Validator(models, admission, draw_seed=lambda: secrets.randbits(SEED_BITS))
     api = ApiServer(
         server,
         InferenceServicer(models, validator, driver, admission, metrics, time.monotonic),
-        AdminServicer(
-            driver,
-            driver.facts,
-            lambda: supervisor.view,
-            admission.max_waiting,
-            version("dihedral"),
-            time.monotonic,
-        ),
+        AdminServicer(driver, fleet.views, admission, health.set_open, version("dihedral"), time.monotonic),
         health,
     )
     port = await api.start()
     owner_id = workers.owner_id or f"{socket.gethostname()}:{port}"
     on_bound(port)
-    supervising = asyncio.create_task(supervisor.run(), name="worker-supervisor")
+    running = (
+        asyncio.create_task(driver.run(), name="engine"),
+        asyncio.create_task(fleet.run(), name="worker-fleet"),
+    )
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await _either(stopping, supervising)
+        await _before_a_bug(stopping, running)
         health.drain()
-        await _either(asyncio.create_task(driver.drain(server.drain_s), name="drain"), supervising)
+        await _before_a_bug(asyncio.create_task(driver.drain(server.drain_s), name="drain"), running)
         await api.stop(LAST_WORDS_S)
     finally:
-        for task in (supervising, stopping):
+        for task in (*running, stopping):
             task.cancel()
-        await asyncio.wait((supervising, stopping))
+        await asyncio.wait((*running, stopping))
         await api.stop(0)
 
 
-async def _either(awaited: asyncio.Task[Any], supervising: asyncio.Task[None]) -> None:
-    """Wait for a task, or for the supervisor to end, which it does only by a bug: that is raised."""
-    await asyncio.wait((awaited, supervising), return_when=asyncio.FIRST_COMPLETED)
-    if supervising.done():
-        awaited.cancel()
-        supervising.result()
+async def _before_a_bug(awaited: asyncio.Task[Any], running: tuple[asyncio.Task[None], ...]) -> None:
+    """Wait for a task, or for one of those that never end: a bug ends them, and that is raised."""
+    await asyncio.wait((awaited, *running), return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
+        if task.done():
+            awaited.cancel()
+            task.result()

@@ -34,7 +34,14 @@ REQUESTS = Metric(
 RUNNING = Metric("gauge", "dihedral_running_requests", "Requests that hold a row on a worker.")
 WAITING = Metric("gauge", "dihedral_waiting_requests", "Requests that wait for a row.")
 KV_USAGE = Metric("gauge", "dihedral_kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.")
-KV_BLOCKS = Metric("gauge", "dihedral_kv_cache_blocks", "KV blocks of the worker.")
+KV_BLOCKS = Metric("gauge", "dihedral_kv_cache_blocks", "KV blocks of all connected workers.")
+KV_CACHED_BLOCKS = Metric("gauge", "dihedral_kv_cache_cached_blocks", "KV blocks that a prompt's prefix could hit.")
+PREFIX_TOKENS = Metric(
+    "counter", "dihedral_prefix_cache_lookup_tokens_total", "Prompt tokens looked up in the prefix cache, once each."
+)
+PREFIX_HITS = Metric(
+    "counter", "dihedral_prefix_cache_hit_tokens_total", "Prompt tokens that the prefix cache had, so nobody computed."
+)
 KV_BLOCK_SIZE = Metric("gauge", "dihedral_kv_cache_block_size_tokens", "Tokens per KV block.")
 PREEMPTIONS = Metric("counter", "dihedral_preemptions_total", "Sequences that lost their blocks to an older one.")
 PROMPT_TOKENS = Metric("counter", "dihedral_prompt_tokens_total", "Prompt tokens of admitted requests.")
@@ -64,7 +71,9 @@ STEP_ROUND_TRIP = Metric(
     buckets=STEP_BUCKETS,
 )
 STEP_TOKENS = Metric("histogram", "dihedral_step_tokens", "Tokens that a plan computes.", buckets=BATCH_BUCKETS)
-WORKER_LINK = Metric("gauge", "dihedral_worker_link_up", "1 while the step stream to the worker is live.")
+WORKER_LINK = Metric(
+    "gauge", "dihedral_worker_link_up", "1 while the step stream to the worker is live.", ("worker",)
+)
 WORKER_STEP = Metric(
     "histogram", "dihedral_worker_step_seconds", "Computing one plan on the worker.", buckets=STEP_BUCKETS
 )
@@ -86,6 +95,9 @@ CONTROL_PLANE_METRICS = (
     WAITING,
     KV_USAGE,
     KV_BLOCKS,
+    KV_CACHED_BLOCKS,
+    PREFIX_TOKENS,
+    PREFIX_HITS,
     KV_BLOCK_SIZE,
     PREEMPTIONS,
     PROMPT_TOKENS,

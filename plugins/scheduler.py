@@ -73,8 +73,11 @@ class Scheduler(ABC):
     def reset_prefix_cache(self) -> None:  # noqa: B027  # a scheduler without a cache has nothing to forget
         """Forget all cached blocks: nothing that was computed before this call is hit after it."""
 
+    def record_kv_events(self, is_on: bool) -> None:  # noqa: B027  # as above
+        """Begin or cease to note what happens to cached blocks; at first nothing is noted, because nobody listens."""
+
     def take_kv_events(self) -> tuple[KvEvent, ...]:
-        """Return what happened to cached blocks since the last call, in order."""
+        """Return what was noted since the last call, in order."""
         return ()
 
 

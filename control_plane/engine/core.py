@@ -1,29 +1,51 @@
 """The engine without its surroundings: requests and results in, plans and deliveries out.
 
-No I/O, no clock, no await: drivers (asyncio, in process, simulated) carry plans to a worker and deliveries to readers,
+No I/O, no clock, no await: drivers (asyncio, in process, simulated) carry plans to workers and deliveries to readers,
 and decide nothing about requests.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from control_plane.engine.facts import Facts, Intake, Link
+from control_plane.admission.config import AdmissionConfig
+from control_plane.engine.facts import INTAKE_MOVES, Facts, Intake, Link, move
+from control_plane.engine.lane import Lane, Live, PlanInFlight
+from control_plane.engine.quota import RETRY_AFTER_S, Quota
+from control_plane.engine.recovery import Recovery
+from control_plane.engine.router import Router
 from plugins.errors import (
     DeadlineExceeded,
     DuplicateRequest,
     InvariantBroken,
     NotServing,
     PlanOutOfOrder,
-    QueueFull,
+    PluginFailed,
+    QueryOfDeath,
+    QueuedTooLong,
+    RecoveryTimedOut,
     RequestCancelled,
     ServingError,
     StepFailed,
+    WorkerLeaving,
+    WorkerTaken,
 )
+from plugins.kv_events import BlocksCleared, KvEvent
 from plugins.scheduler import Scheduler, SchedulerLoad
-from plugins.types import FinishReason, Request, RequestId, Row, StepPlan, StepResult, TokenId, WorkerInfo
+from plugins.types import (
+    FinishReason,
+    GenerationId,
+    Request,
+    RequestId,
+    StepPlan,
+    StepResult,
+    TokenId,
+    WorkerId,
+    WorkerInfo,
+)
 
-NO_LOAD = SchedulerLoad(num_running=0, num_waiting=0, num_blocks=0, num_free_blocks=0, num_preemptions=0)
+MAX_PLUGIN_FAILURES = 3  # of a worker's schedulers within the period; then nobody builds another one
+PLUGIN_FAILURE_PERIOD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,202 +56,447 @@ class Delivery:
     token_ids: tuple[TokenId, ...] = ()
     finish: FinishReason | None = None
     error: ServingError | None = None  # set when the end is not STOP or LENGTH
+    num_cached_tokens: int = 0  # prompt tokens that needed no computing, once known
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a step asks of its driver: hand the plans out in order, bring the deliveries to their readers."""
 
-    plans: tuple[StepPlan, ...]
+    plans: tuple[tuple[WorkerId, StepPlan], ...]
     deliveries: tuple[Delivery, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Live:
-    """One use of a request's name. Compared by identity: a name may be used again while old plans are in flight."""
-
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class _PlanInFlight:
-    """Whose row is whose in one plan: its result is read through this, never through today's rows."""
-
-    seq: int
-    owners: dict[Row, _Live]
+    lost: tuple[tuple[WorkerId, ServingError], ...] = ()  # workers that are detached by now: close their handles
+    kv_events: tuple[tuple[WorkerId, KvEvent], ...] = ()
 
 
 class EngineCore:
-    """The requests of one worker, from submission to their one end. Called from one task or thread.
+    """The requests of one control plane, from submission to their one end. Called from one task or thread.
 
+    Each request is on one worker's lane, or kept until there is one. Times are seconds on the driver's clock.
     Invariant: every request that `submit` took gets exactly one delivery with `finish`, and none after it.
     """
 
-    def __init__(self, make_scheduler: Callable[[WorkerInfo], Scheduler], max_waiting: int) -> None:
-        self.facts = Facts()
+    def __init__(
+        self,
+        make_scheduler: Callable[[WorkerInfo], Scheduler],
+        limits: AdmissionConfig,
+        router: Router,
+        recovery_timeout_s: float = 30.0,
+        target_inter_token_ms: float | None = None,
+        reraises: bool = False,
+    ) -> None:
         self._make_scheduler = make_scheduler
-        self._max_waiting = max_waiting
-        self._scheduler: Scheduler | None = None  # None while no worker is attached
-        self._live: dict[RequestId, _Live] = {}  # submitted and not ended
+        self._is_builtin = bool(getattr(make_scheduler, "is_builtin", True))
+        self._quota = Quota(limits)
+        self._router = router
+        self._target_inter_token_ms = target_inter_token_ms
+        self._reraises = reraises  # a scheduler's exception goes to the caller as it was
+        self.intake = Intake.OPEN  # of the server; each worker has one of its own
+        self._lanes: dict[WorkerId, Lane] = {}
+        self._dirty: dict[WorkerId, Lane] = {}  # lanes that may have another plan to make
+        self._recovery = Recovery(recovery_timeout_s)
+        self._live: dict[RequestId, Live] = {}  # submitted and not ended
         self._ending: set[RequestId] = set()  # ended, and the next step delivers it: the name is not free yet
-        self._owners: dict[Row, _Live] = {}  # today's rows
-        self._in_flight: deque[_PlanInFlight] = deque()
+        self._num_arrivals = 0
+        self._now_s = 0.0  # the latest time that anybody told
         self._deliveries: list[Delivery] = []
+        self._lost: list[tuple[WorkerId, ServingError]] = []
+        self._kv_events: list[tuple[WorkerId, KvEvent]] = []
+        self._records_kv_events = False
 
-    # -- commands -----------------------------------------------------------------------------------------------
+    # -- workers ------------------------------------------------------------------------------------------------
 
-    def connect(self) -> None:
+    def connect(self, worker_id: WorkerId) -> None:
         """Somebody is about to open a step stream to the worker."""
-        self.facts.move_link(Link.CONNECTING)
+        lane = self._lanes.get(worker_id)
+        if lane is None:
+            lane = self._lanes[worker_id] = Lane(worker_id, self._target_inter_token_ms)
+        lane.facts.move_link(Link.CONNECTING)
 
-    def attach(self, worker: WorkerInfo) -> None:
-        """A worker's step stream is live: plans may go out, from seq 1."""
-        self.facts.move_link(Link.LIVE)
-        self._scheduler = self._make_scheduler(worker)
+    def attach(self, worker_id: WorkerId, worker: WorkerInfo, generation: GenerationId, now_s: float) -> None:
+        """A worker's step stream is live: plans may go out, from seq 1.
 
-    def detach(self, error: ServingError) -> None:
-        """The step stream is gone: every request of that worker ends with this error."""
-        self.facts.move_link(Link.LOST)
-        self._scheduler = None
-        self._owners.clear()
-        self._in_flight.clear()
-        for request_id in tuple(self._live):
-            self._end(request_id, FinishReason.FAILED, error)
-
-    def give_up(self) -> None:
-        """The worker is lost for good: nobody will connect to it again until someone acts."""
-        self.facts.move_link(Link.FAILED)
-
-    def submit(self, request: Request) -> None:
-        """Take a request.
-
-        Raises: NotServing: no worker is attached, or intake is closed; DuplicateRequest; QueueFull.
+        Raises: PluginFailed: no scheduler could be built for it, and `detach` is due.
         """
-        if self.facts.intake is Intake.DRAINING:
+        self._now_s = now_s
+        lane = self._lane(worker_id)
+        try:
+            scheduler = self._make_scheduler(worker)
+            scheduler.record_kv_events(self._records_kv_events)
+        except Exception as error:
+            if self._is_builtin or self._reraises:
+                raise
+            failed = self._plugin_failed(lane, error)
+            self._detach(lane, failed)
+            raise failed from error
+        lane.facts.move_link(Link.LIVE)
+        lane.attach(scheduler, worker, generation)
+        self._dirty[worker_id] = lane
+        self._recovery.note_adopted(generation)
+        for live in self._recovery.take_homeless(generation):
+            self._place(live)
+
+    def halt(self, worker_id: WorkerId) -> None:
+        """Plan no more for a worker that will be detached: its requests are not to be blamed for plans it never saw."""
+        lane = self._lane(worker_id)
+        lane.facts.link = Link.LOST if lane.facts.link is Link.LIVE else lane.facts.link
+
+    def detach(self, worker_id: WorkerId, error: ServingError, now_s: float) -> None:
+        """The step stream is gone: its requests go to others, or wait for one. Nothing happens if it is detached."""
+        self._now_s = now_s
+        self._detach(self._lane(worker_id), error)
+
+    def give_up(self, worker_id: WorkerId) -> None:
+        """The worker is lost for good: nobody will connect to it again until someone acts."""
+        self._lane(worker_id).facts.move_link(Link.FAILED)
+
+    def remove(self, worker_id: WorkerId) -> None:
+        """Forget a worker that is detached. Raises: InvariantBroken: it is attached."""
+        if self._lane(worker_id).scheduler is not None:
+            raise InvariantBroken(f"worker {worker_id} is removed while it is attached")
+        del self._lanes[worker_id]
+        self._dirty.pop(worker_id, None)
+
+    def move_intake(self, to: Intake, worker_ids: Collection[WorkerId] = ()) -> None:
+        """Open, pause or drain some workers, or with none named the server. All or nothing.
+
+        Raises: InvariantBroken: not a legal move, or no such worker.
+        """
+        lanes = [self._lane(worker_id) for worker_id in worker_ids]
+        for lane in lanes:
+            move(INTAKE_MOVES, lane.facts.intake, to)
+        for lane in lanes:
+            lane.facts.move_intake(to)
+        if not worker_ids:
+            self.intake = move(INTAKE_MOVES, self.intake, to)
+        self._dirty |= {lane.worker_id: lane for lane in self._lanes.values()}
+
+    def reset_prefix_cache(self, worker_ids: Collection[WorkerId] = ()) -> None:
+        """Let some workers, or all, forget their cached blocks. Raises: InvariantBroken: no such worker."""
+        for lane in [self._lane(worker_id) for worker_id in worker_ids] or tuple(self._lanes.values()):
+            if lane.scheduler is not None:
+                lane.scheduler.reset_prefix_cache()
+                self._dirty[lane.worker_id] = lane
+
+    def record_kv_events(self, is_on: bool) -> None:
+        """Begin or cease to tell what happens to cached blocks."""
+        self._records_kv_events = is_on
+        for lane in self._lanes.values():
+            if lane.scheduler is not None:
+                lane.scheduler.record_kv_events(is_on)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, generation: GenerationId, now_s: float) -> None:
+        """Take a request for the workers of a generation.
+
+        Raises: NotServing: none is attached, or intake is closed; DuplicateRequest; QueueFull; TenantQuotaExceeded.
+        """
+        self._now_s = now_s
+        if self.intake is Intake.DRAINING:
             raise NotServing("the server is draining and takes no new requests")
-        if self._scheduler is None:
-            raise NotServing("no worker is connected")
+        lanes = self._lanes_of(generation)
+        if not lanes or all(lane.facts.intake is Intake.DRAINING for lane in lanes):
+            raise NotServing("no worker that takes requests is connected")
         if request.request_id in self._live or request.request_id in self._ending:
             raise DuplicateRequest(request.request_id)
-        num_waiting = self._scheduler.load().num_waiting
-        if num_waiting >= self._max_waiting:
-            raise QueueFull(num_waiting, self._max_waiting, retry_after_s=1.0)
-        self._scheduler.add_request(request)
-        self._live[request.request_id] = _Live(request.request_id)
+        self._quota.check(request)
+        self._num_arrivals += 1
+        request = replace(request, arrival=self._num_arrivals, arrival_s=now_s)
+        live = Live(request, generation)
+        self._live[request.request_id] = live
+        self._quota.enter(request)
+        self._place(live)
 
     def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request early, CANCELLED or DEADLINE. Unknown and ended ones are ignored."""
-        if request_id not in self._live or self._scheduler is None:
-            return
-        self._scheduler.cancel_request(request_id)
         if reason is FinishReason.DEADLINE:
-            self._end(request_id, reason, DeadlineExceeded("the deadline passed before the output was complete"))
+            self.end(request_id, reason, DeadlineExceeded("the deadline passed before the output was complete"))
         else:
-            self._end(request_id, reason, RequestCancelled("the request was cancelled"))
+            self.end(request_id, reason, RequestCancelled("the request was cancelled"))
+
+    def expire_waiting(self, request_id: RequestId, waited_s: float) -> None:
+        """End a request that has waited too long, if it never had a row."""
+        live = self._live.get(request_id)
+        if live is not None and not live.has_started:
+            self.end(request_id, FinishReason.FAILED, QueuedTooLong(waited_s, RETRY_AFTER_S))
+
+    def expire_homeless(self, now_s: float) -> None:
+        """End the requests whose generation has been without a worker for too long."""
+        for live, waited_s in self._recovery.expired(now_s):
+            self._end(live, FinishReason.FAILED, RecoveryTimedOut(round(waited_s, 1)))
+
+    def next_expiry_s(self) -> float | None:
+        """When `expire_homeless` will first have something to do; None: not as things are."""
+        return self._recovery.next_expiry_s()
+
+    def end(self, request_id: RequestId, reason: FinishReason, error: ServingError) -> None:
+        """End a request early, for any reason. Unknown and ended ones are ignored."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        lane = live.lane
+        self._end(live, reason, error)
+        if lane is not None and lane.scheduler is not None:
+            self._dirty[lane.worker_id] = lane
+            with self._guarded(lane):
+                lane.scheduler.cancel_request(request_id)
 
     # -- the step -----------------------------------------------------------------------------------------------
 
-    def step(self, results: Iterable[StepResult] = ()) -> StepOutput:
-        """Take the results that arrived, in order, and plan as far ahead as the scheduler allows.
+    def step(self, results: Iterable[tuple[WorkerId, StepResult]], now_s: float) -> StepOutput:
+        """Take the results that arrived, in order, and plan as far ahead as the schedulers allow.
 
-        Raises: PlanOutOfOrder: a result is not that of the oldest plan in flight, or tells of rows that are not in
-        it; whatever the scheduler raises, as it was.
+        A worker whose result is out of order, or whose plug-in scheduler raises, is detached.
+        Raises: whatever a built-in scheduler raises, which is a bug; in process, whatever any scheduler raises.
         """
-        for result in results:
-            self._take(result)
+        self._now_s = now_s
+        for worker_id, result in results:
+            lane = self._lanes.get(worker_id)
+            if lane is not None and lane.scheduler is not None:  # else it was on its way when its worker was detached
+                self._dirty[worker_id] = lane
+                with self._guarded(lane):
+                    self._take(lane, lane.scheduler, result)
+        if len(self._recovery):
+            self._try_suspects()
         plans = self._plan()
-        deliveries, self._deliveries = tuple(self._deliveries), []
+        output = StepOutput(plans, tuple(self._deliveries), tuple(self._lost), tuple(self._kv_events))
+        self._deliveries, self._lost, self._kv_events = [], [], []
         self._ending.clear()
-        return StepOutput(plans, deliveries)
+        return output
 
     def has_work(self) -> bool:
         """True while a request is at hand or a plan in flight."""
-        return bool(self._live or self._in_flight or self._deliveries)
+        return bool(self._live or self._deliveries or any(lane.in_flight for lane in self._lanes.values()))
+
+    # -- what there is to know ----------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """All workers that were connected and not removed."""
+        return tuple(self._lanes)
 
     @property
     def max_waiting(self) -> int:
         """Requests that may wait for a row; `submit` refuses more."""
-        return self._max_waiting
+        return self._quota.max_waiting
 
     @property
-    def num_in_flight(self) -> int:
-        """Plans that have no result yet."""
-        return len(self._in_flight)
+    def num_waiting(self) -> int:
+        """Requests that never had a row."""
+        return self._quota.num_waiting
+
+    def num_in_flight(self, worker_id: WorkerId) -> int:
+        """Plans of a worker that have no result yet."""
+        return len(self._lane(worker_id).in_flight)
+
+    def num_live(self, worker_id: WorkerId | None = None) -> int:
+        """Requests of a worker, or all there are."""
+        return len(self._live) if worker_id is None else len(self._lane(worker_id).live)
+
+    def facts(self, worker_id: WorkerId) -> Facts:
+        """The four facts of a worker, to read. Raises: InvariantBroken: no such worker."""
+        return self._lane(worker_id).facts
+
+    def worker_load(self, worker_id: WorkerId) -> SchedulerLoad:
+        """How busy a worker is; zeros while it is not attached."""
+        return self._lane(worker_id).load()
 
     def load(self) -> SchedulerLoad:
-        """Tell how busy the scheduler is; zeros while no worker is attached."""
-        return NO_LOAD if self._scheduler is None else self._scheduler.load()
+        """How busy all workers are together; requests without a worker wait."""
+        loads = [lane.load() for lane in self._lanes.values()]
+        num_homeless = len(self._recovery)
+        return SchedulerLoad(
+            num_running=sum(load.num_running for load in loads),
+            num_waiting=sum(load.num_waiting for load in loads) + num_homeless,
+            num_waiting_tokens=sum(load.num_waiting_tokens for load in loads),
+            num_uncomputed_tokens=sum(load.num_uncomputed_tokens for load in loads),
+            num_blocks=sum(load.num_blocks for load in loads),
+            num_free_blocks=sum(load.num_free_blocks for load in loads),
+            num_cached_blocks=sum(load.num_cached_blocks for load in loads),
+            num_preemptions=sum(load.num_preemptions for load in loads),
+            num_prefix_tokens=sum(load.num_prefix_tokens for load in loads),
+            num_prefix_hits=sum(load.num_prefix_hits for load in loads),
+        )
 
-    def _plan(self) -> tuple[StepPlan, ...]:
-        plans: list[StepPlan] = []
-        scheduler = self._scheduler
-        while (
-            scheduler is not None
-            and self.facts.permit_step
-            and len(self._in_flight) < scheduler.max_plans_in_flight
-            and scheduler.has_work()
-        ):
-            plan = scheduler.schedule()
-            if plan.is_empty:
-                break
-            self._in_flight.append(_PlanInFlight(plan.seq, self._owners_in(plan)))
-            plans.append(plan)
+    # -- placing ------------------------------------------------------------------------------------------------
+
+    def _lane(self, worker_id: WorkerId) -> Lane:
+        try:
+            return self._lanes[worker_id]
+        except KeyError:
+            raise InvariantBroken(f"worker {worker_id} is unknown") from None
+
+    def _lanes_of(self, generation: GenerationId) -> list[Lane]:
+        return [lane for lane in self._lanes.values() if lane.scheduler is not None and lane.generation == generation]
+
+    def _place(self, live: Live) -> None:
+        """Give a request to a worker of its generation; with none there, keep it."""
+        lanes = self._lanes_of(live.generation)
+        if not lanes:
+            self._recovery.add(live)
+            self._recovery.note_orphaned(live.generation, self._now_s)
+            return
+        leader = self._live.get(live.request.sibling_of) if live.request.sibling_of is not None else None
+        if leader is not None and leader.lane is not None and leader.generation == live.generation:
+            self._add(leader.lane, live)
+            return
+        for intake in (Intake.OPEN, Intake.PAUSED, Intake.DRAINING):
+            candidates = [lane for lane in lanes if lane.facts.intake is intake]
+            if candidates:
+                index = self._router.choose(live.request, candidates) if len(candidates) > 1 else 0
+                self._add(candidates[index], live)
+                return
+
+    def _add(self, lane: Lane, live: Live) -> None:
+        self._dirty[lane.worker_id] = lane
+        with self._guarded(lane):
+            lane.add(live)
+
+    def _try_suspects(self) -> None:
+        """Give each worker that tries none the oldest suspect of its generation."""
+        for lane in tuple(self._lanes.values()):
+            if lane.scheduler is not None and lane.probe is None and self._may_step(lane):
+                suspect = self._recovery.take_suspect(lane.generation)
+                if suspect is not None:
+                    lane.probe = suspect
+                    self._add(lane, suspect)
+
+    # -- losing -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _guarded(self, lane: Lane) -> Iterator[None]:
+        """Let what goes wrong with one worker, or with its plug-in, end at that worker."""
+        try:
+            yield
+        except PlanOutOfOrder as error:
+            self._lose(lane, error)
+        except Exception as error:
+            if self._is_builtin or self._reraises:
+                raise
+            self._lose(lane, self._plugin_failed(lane, error))
+
+    def _lose(self, lane: Lane, error: ServingError) -> None:
+        self._lost.append((lane.worker_id, error))
+        self._detach(lane, error)
+
+    def _plugin_failed(self, lane: Lane, error: Exception) -> PluginFailed:
+        failures = lane.plugin_failures_s
+        failures.append(self._now_s)
+        while self._now_s - failures[0] > PLUGIN_FAILURE_PERIOD_S:
+            failures.popleft()
+        return PluginFailed(f"the scheduler raised {type(error).__name__}: {error}")
+
+    def _detach(self, lane: Lane, error: ServingError) -> None:
+        if lane.facts.link is Link.FAILED:
+            return
+        is_failed = len(lane.plugin_failures_s) >= MAX_PLUGIN_FAILURES and isinstance(error, PluginFailed)
+        lane.facts.move_link(Link.FAILED if is_failed else Link.LOST)
+        if lane.scheduler is None:
+            return
+        probe = lane.probe
+        requests, lost = lane.detach()
+        if self._records_kv_events:
+            self._kv_events.append((lane.worker_id, BlocksCleared()))
+        if isinstance(error, PluginFailed):
+            for live in requests:
+                self._end(live, FinishReason.FAILED, error)
+            return
+        is_death = not isinstance(error, WorkerLeaving | WorkerTaken)
+        is_proven = is_death and probe in lost
+        for live in requests:
+            if live is probe and is_proven:
+                self._end(live, FinishReason.FAILED, QueryOfDeath(live.request.request_id))
+                continue
+            live.is_suspect = live.is_suspect or (is_death and not is_proven and live in lost)
+            if live.is_suspect:
+                self._recovery.add(live)
+            else:
+                self._place(live)
+        if not self._lanes_of(lane.generation):
+            self._recovery.note_orphaned(lane.generation, self._now_s)
+
+    # -- planning and delivering --------------------------------------------------------------------------------
+
+    def _may_step(self, lane: Lane) -> bool:
+        return self.intake is not Intake.PAUSED and lane.facts.permit_step
+
+    def _plan(self) -> tuple[tuple[WorkerId, StepPlan], ...]:
+        plans: list[tuple[WorkerId, StepPlan]] = []
+        while self._dirty:
+            worker_id, lane = self._dirty.popitem()
+            while lane.scheduler is not None and self._may_step(lane):
+                plan = None
+                with self._guarded(lane):
+                    plan = lane.next_plan()
+                if plan is None:
+                    break
+                for admission in plan.admitted:
+                    self._note_started(self._live[admission.request_id], admission.num_cached_tokens)
+                plans.append((worker_id, plan))
+            if self._records_kv_events and lane.scheduler is not None:
+                self._kv_events += [(worker_id, event) for event in lane.scheduler.take_kv_events()]
         return tuple(plans)
 
-    def _owners_in(self, plan: StepPlan) -> dict[Row, _Live]:
-        """Bring today's rows up to date, and return those that the plan computes.
+    def _note_started(self, live: Live, num_cached_tokens: int) -> None:
+        if not live.has_started:
+            live.has_started = True
+            live.num_cached_tokens = num_cached_tokens
+            self._quota.note_started(live.request)
 
-        Raises: InvariantBroken: the scheduler released or planned an empty row, or admitted a request that ended.
-        """
-        try:
-            for row in plan.released_rows:
-                del self._owners[row]
-            for admission in plan.admitted:
-                self._owners[admission.row] = self._live[admission.request_id]
-            return {chunk.row: self._owners[chunk.row] for chunk in plan.chunks}
-        except KeyError as error:
-            raise InvariantBroken(f"plan {plan.seq} names {error}, which holds or is no request in flight") from None
-
-    def _take(self, result: StepResult) -> None:
-        if self._scheduler is None:
-            return  # a result that was on its way when its worker was detached
-        if not self._in_flight or self._in_flight[0].seq != result.seq:
-            expected = self._in_flight[0].seq if self._in_flight else "none"
-            raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
-        owners = self._in_flight.popleft().owners
-        strangers = {*result.rows, *(failure.row for failure in result.failures)} - owners.keys()
-        if strangers:
-            raise PlanOutOfOrder(f"result {result.seq} tells of rows {sorted(strangers)}, which its plan does not name")
-        finished = {end.request_id: end.reason for end in self._scheduler.update(result)}
+    def _take(self, lane: Lane, scheduler: Scheduler, result: StepResult) -> None:
+        plan = lane.take(result)
+        finished = {end.request_id: end.reason for end in scheduler.update(result)}
         start = 0
-        for row, count in zip(result.rows, result.counts, strict=True):
-            tokens = result.token_ids[start : start + count]
-            start += count
-            self._deliver(owners[row], tokens, finished)
-        for failure in result.failures:
-            owner = owners[failure.row]
-            if self._live.get(owner.request_id) is owner:
-                finished.pop(owner.request_id, None)
-                self._end(owner.request_id, FinishReason.FAILED, StepFailed(failure.reason, failure.message))
+        for row, count, finish in zip(result.rows, result.counts, result.finishes, strict=True):
+            end = start + count
+            if count or finish:
+                self._deliver(plan.owners[row], result.token_ids[start:end], finished)
+            start = end
+        self._fail_rows(plan, result, finished)
         for request_id, reason in finished.items():
-            self._end(request_id, reason)
+            live = lane.live.get(request_id)
+            if live is not None:
+                self._end(live, reason)
 
-    def _deliver(self, owner: _Live, tokens: tuple[TokenId, ...], finished: dict[RequestId, FinishReason]) -> None:
-        request_id = owner.request_id
+    def _deliver(self, owner: Live, tokens: tuple[TokenId, ...], finished: dict[RequestId, FinishReason]) -> None:
+        request_id = owner.request.request_id
         if self._live.get(request_id) is not owner:
             return  # ended while this plan was on its way
         finish = finished.pop(request_id, None)
         if finish is not None:
-            self._forget(request_id)
+            self._forget(owner)
         elif not tokens:
             return
-        self._deliveries.append(Delivery(request_id, tokens, finish))
+        if owner.is_suspect:
+            self._clear(owner)
+        owner.token_ids += tokens
+        self._deliveries.append(Delivery(request_id, tokens, finish, None, owner.num_cached_tokens))
 
-    def _end(self, request_id: RequestId, reason: FinishReason, error: ServingError | None = None) -> None:
-        if request_id in self._live:
-            self._forget(request_id)
-            self._deliveries.append(Delivery(request_id, (), reason, error))
+    def _fail_rows(self, plan: PlanInFlight, result: StepResult, finished: dict[RequestId, FinishReason]) -> None:
+        for failure in result.failures:
+            owner = plan.owners[failure.row]
+            if self._live.get(owner.request.request_id) is owner:
+                finished.pop(owner.request.request_id, None)
+                self._end(owner, FinishReason.FAILED, StepFailed(failure.reason, failure.message))
 
-    def _forget(self, request_id: RequestId) -> None:
-        del self._live[request_id]
-        self._ending.add(request_id)
+    def _clear(self, suspect: Live) -> None:
+        """It computed, and the worker lives."""
+        suspect.is_suspect = False
+        if suspect.lane is not None and suspect.lane.probe is suspect:
+            suspect.lane.probe = None
+
+    def _end(self, live: Live, reason: FinishReason, error: ServingError | None = None) -> None:
+        if self._live.get(live.request.request_id) is live:
+            self._forget(live)
+            self._deliveries.append(Delivery(live.request.request_id, (), reason, error, live.num_cached_tokens))
+
+    def _forget(self, live: Live) -> None:
+        request = live.request
+        del self._live[request.request_id]
+        self._ending.add(request.request_id)
+        self._quota.leave(request, live.has_started)
+        if live.lane is None:
+            self._recovery.discard(live)
+        else:
+            live.lane.forget(live)

@@ -1,77 +1,96 @@
-"""Runs the engine core on an asyncio loop: plans to the worker, results to the core, deliveries to the readers.
+"""Runs the engine core on an asyncio loop: plans to the workers, results to the core, deliveries to the readers.
 
 Adds clocks, timers and streams around `EngineCore.step`; decides nothing about requests.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
-from control_plane.engine.core import EngineCore
+from control_plane.admission.config import AdmissionConfig
+from control_plane.engine.core import EngineCore, StepOutput
 from control_plane.engine.facts import Facts, Intake
+from control_plane.engine.gauges import Gauges
+from control_plane.engine.kv_subscription import KvSubscription
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.handle import WorkerHandle
-from plugins.errors import InvariantBroken, ServingError, WorkerLost
-from plugins.metrics import (
-    KV_BLOCK_SIZE,
-    KV_BLOCKS,
-    KV_USAGE,
-    PREEMPTIONS,
-    RUNNING,
-    STEP_ROUND_TRIP,
-    STEP_TOKENS,
-    WAITING,
-    WORKER_LINK,
-    Metrics,
-)
+from plugins.errors import InvariantBroken, ReaderTooSlow, ServingError, WorkerLost
+from plugins.metrics import STEP_ROUND_TRIP, STEP_TOKENS, Metrics
 from plugins.scheduler import SchedulerLoad
-from plugins.types import FinishReason, Request, RequestId, StepResult, TokenId, WorkerInfo
+from plugins.types import FinishReason, GenerationId, Request, RequestId, StepResult, WorkerId, WorkerInfo
+
+SWEEP_S = 0.25  # how often slow readers, overdue plans and gauges are looked at, while there is something at hand
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Who waits for a request's output, and the timer of its deadline."""
+    """Who waits for a request's output, and the timer of what would end it next."""
 
     stream: OutputStream
-    timer: asyncio.TimerHandle | None
+    started_at_s: float
+    deadline_s: float | None  # from then on
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class _Served:
+    """A worker whose plans and results go through here."""
+
+    handle: WorkerHandle
+    lost: "asyncio.Future[None]"  # never has a result; its error is why the worker was lost
+    sent_at_s: deque[float] = field(default_factory=deque)  # when each plan in flight went out
+
+    def lose(self, error: Exception) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(error)
 
 
 class EngineDriver:
     """One engine core on one event loop. Every method is called from that loop.
 
-    `run` serves one worker until it goes away; requests may be submitted meanwhile, and are refused between workers.
+    `run` turns the engine; `serve` brings one worker in and stays until it is lost. Requests may be submitted at any
+    time, and are refused while no worker of their generation is there.
     """
 
-    def __init__(self, core: EngineCore, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        config: AdmissionConfig,
+        step_timeout_s: float,
+    ) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock  # seconds, monotonic
+        self._config = config
+        self._step_timeout_s = step_timeout_s  # a plan without a result for so long means that its worker hangs
+        self._gauges = Gauges(metrics)
         self._readers: dict[RequestId, _Reader] = {}
-        self._results: list[StepResult] = []
-        self._sent_at: deque[float] = deque()  # when each plan in flight went out
+        self._served: dict[WorkerId, _Served] = {}
+        self._results: list[tuple[WorkerId, StepResult]] = []
+        self._subscriptions: set[KvSubscription] = set()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._num_preemptions = 0
+        self._idle_workers: dict[WorkerId, asyncio.Event] = {}  # those that somebody waits for
+        self._sweep_timer: asyncio.TimerHandle | None = None
 
     # -- for the API --------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, deadline_s: float | None) -> OutputStream:
+    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
         """Start a request; its output ends with DEADLINE after so many seconds.
 
-        Raises: NotServing, DuplicateRequest, QueueFull.
+        Raises: NotServing, DuplicateRequest, QueueFull, TenantQuotaExceeded.
         """
-        self._core.submit(request)
-        timer = None
-        if deadline_s is not None:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(max(0.0, deadline_s), self._expire, request.request_id)
-        stream = OutputStream()
-        self._readers[request.request_id] = _Reader(stream, timer)
+        now_s = self._clock()
+        self._core.submit(request, generation, now_s)
+        reader = self._readers[request.request_id] = _Reader(OutputStream(), now_s, deadline_s)
+        self._set_timer(request.request_id, reader, self._config.max_queue_s)
         self._idle.clear()
         self._wake.set()
-        return stream
+        return reader.stream
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request early. Unknown and ended ones are ignored."""
@@ -82,117 +101,203 @@ class EngineDriver:
         """Tell how busy the engine is."""
         return self._core.load()
 
+    def worker_load(self, worker_id: WorkerId) -> SchedulerLoad:
+        """Tell how busy one worker is. Raises: InvariantBroken: no such worker."""
+        return self._core.worker_load(worker_id)
+
+    def facts(self, worker_id: WorkerId) -> Facts:
+        """The four facts of a worker, to read. Raises: InvariantBroken: no such worker."""
+        return self._core.facts(worker_id)
+
     @property
-    def facts(self) -> Facts:
-        """The four facts of the worker, to read."""
-        return self._core.facts
+    def intake(self) -> Intake:
+        """Whether the server takes requests; each worker has an intake of its own besides."""
+        return self._core.intake
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """All workers, connected or not."""
+        return self._core.workers
+
+    def move_intake(self, to: Intake, worker_ids: Collection[WorkerId] = ()) -> None:
+        """Open, pause or drain some workers, or with none named the server.
+
+        Raises: InvariantBroken: not a legal move, or no such worker; then nothing has changed.
+        """
+        self._core.move_intake(to, worker_ids)
+        self._wake.set()
 
     async def drain(self, grace_s: float) -> bool:
         """Take no new requests, and wait for those at hand. Returns False if some are left after the grace."""
-        self._core.facts.move_intake(Intake.DRAINING)
+        self.move_intake(Intake.DRAINING)
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:
             return False
         return True
 
-    # -- for the supervisor -------------------------------------------------------------------------------------
+    def reset_prefix_cache(self, worker_ids: Collection[WorkerId] = ()) -> None:
+        """Let some workers, or all, forget their cached blocks. Raises: InvariantBroken: no such worker."""
+        self._core.reset_prefix_cache(worker_ids)
+        self._wake.set()
 
-    def connect(self) -> None:
+    def kv_events(self) -> KvSubscription:
+        """Follow what happens to cached blocks from now on. Close it when you are done."""
+        subscription = KvSubscription(self._end_subscription)
+        self._subscriptions.add(subscription)
+        self._core.record_kv_events(True)
+        return subscription
+
+    # -- for the supervisors ------------------------------------------------------------------------------------
+
+    def connect(self, worker_id: WorkerId) -> None:
         """Note that a worker is about to be connected."""
-        self._core.connect()
+        self._core.connect(worker_id)
 
-    def lose(self, error: ServingError) -> None:
-        """Note that the worker cannot be reached: all its requests end with this error."""
-        self._core.detach(error)
-        self._metrics.set(WORKER_LINK, 0)
-        self._deliver_without_worker()
+    def lose(self, worker_id: WorkerId, error: ServingError) -> None:
+        """Note that the worker cannot be reached. What it has answered counts; its requests go elsewhere."""
+        self._core.halt(worker_id)
+        self._turn()
+        self._core.detach(worker_id, error, self._clock())
+        self._wake.set()
 
-    def give_up(self) -> None:
+    def give_up(self, worker_id: WorkerId) -> None:
         """Note that the worker, which is lost, will not be connected again."""
-        self._core.give_up()
+        self._core.give_up(worker_id)
 
-    async def run(self, handle: WorkerHandle, worker: WorkerInfo) -> None:
-        """Serve an opened worker until its results end. Returns never; the error tells why.
+    def remove(self, worker_id: WorkerId) -> None:
+        """Forget a worker, which is lost."""
+        self._core.remove(worker_id)
+        self._gauges.remove(worker_id)
 
-        Raises: WorkerLost, PlanOutOfOrder: the worker went away, and `lose` is due; anything else is a bug.
+    async def worker_idle(self, worker_id: WorkerId) -> None:
+        """Wait until the worker has no request."""
+        if self._core.num_live(worker_id):
+            event = self._idle_workers.setdefault(worker_id, asyncio.Event())
+            await event.wait()
+
+    async def serve(
+        self, worker_id: WorkerId, handle: WorkerHandle, worker: WorkerInfo, generation: GenerationId
+    ) -> None:
+        """Serve an opened worker until it is lost. Returns never; the error tells why, and then `lose` is due.
+
+        Raises: WorkerLost and its kin, PlanOutOfOrder, PluginFailed; anything else is a bug.
         """
-        self._core.attach(worker)
-        self._results.clear()
-        self._sent_at.clear()
-        self._num_preemptions = 0
-        self._metrics.set(WORKER_LINK, 1)
-        self._metrics.set(KV_BLOCKS, worker.num_blocks)
-        self._metrics.set(KV_BLOCK_SIZE, worker.block_size)
-        reading = asyncio.create_task(self._read(handle), name="engine-results")
+        self._results = [(each, result) for each, result in self._results if each != worker_id]
+        self._core.attach(worker_id, worker, generation, self._clock())
+        served = self._served[worker_id] = _Served(handle, asyncio.get_running_loop().create_future())
+        reading = asyncio.create_task(self._read(worker_id, served), name=f"results of {worker_id}")
+        self._gauges.add(worker_id, worker)
+        self._wake.set()
         try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                self._turn(handle)
-                if reading.done():
-                    reading.result()
-                    raise WorkerLost("its results ended")
+            await served.lost
         finally:
+            del self._served[worker_id]
+            self._core.halt(worker_id)
+            served.lost.cancel()
             reading.cancel()
             await asyncio.wait((reading,))
 
-    async def _read(self, handle: WorkerHandle) -> None:
+    async def run(self) -> None:
+        """Turn the engine whenever something happened. Returns never; what it raises is a bug."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._turn()
+
+    async def _read(self, worker_id: WorkerId, served: _Served) -> None:
         try:
-            async for result in handle.results():
-                self._results.append(result)
+            async for result in served.handle.results():
+                self._results.append((worker_id, result))
                 self._wake.set()
-        finally:
-            self._wake.set()
+            served.lose(WorkerLost("its results ended"))
+        except Exception as error:
+            served.lose(error)
 
     # -- one turn -----------------------------------------------------------------------------------------------
 
-    def _turn(self, handle: WorkerHandle) -> None:
+    def _turn(self) -> None:
         results, self._results = self._results, []
-        now = self._clock()
-        for _ in results[: len(self._sent_at)]:
-            self._metrics.observe(STEP_ROUND_TRIP, now - self._sent_at.popleft())
-        output = self._core.step(results)
-        for plan in output.plans:
-            handle.submit(plan)
-            self._sent_at.append(now)
-            self._metrics.observe(STEP_TOKENS, plan.num_tokens)
+        now_s = self._clock()
+        for worker_id, _ in results:
+            served = self._served.get(worker_id)
+            if served is not None and served.sent_at_s:
+                self._metrics.observe(STEP_ROUND_TRIP, now_s - served.sent_at_s.popleft())
+        self._carry(self._core.step(results, now_s), now_s)
+        if self._sweep_timer is None and (self._readers or self._gauges.is_stale):
+            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _carry(self, output: StepOutput, now_s: float) -> None:
+        for worker_id, plan in output.plans:
+            served = self._served.get(worker_id)
+            if served is not None:  # else it was lost, and `lose` is on its way
+                served.handle.submit(plan)
+                served.sent_at_s.append(now_s)
+                self._metrics.observe(STEP_TOKENS, plan.num_tokens)
+        for worker_id, error in output.lost:
+            if worker_id in self._served:
+                self._served[worker_id].lose(error)
         for delivery in output.deliveries:
-            self._put(delivery.request_id, delivery.token_ids, delivery.finish, delivery.error)
-        self._report()
+            reader = self._readers.get(delivery.request_id)
+            if reader is None:
+                raise InvariantBroken(f"request {delivery.request_id!r} has output and no reader")
+            reader.stream.put(delivery.token_ids, delivery.finish, delivery.error, now_s, delivery.num_cached_tokens)
+            if delivery.finish is not None:
+                self._end_reader(delivery.request_id, reader)
+        for worker_id, event in output.kv_events:
+            for subscription in self._subscriptions:
+                subscription.put(worker_id, event)
+        for worker_id in tuple(self._idle_workers):
+            if worker_id not in self._core.workers or not self._core.num_live(worker_id):
+                self._idle_workers.pop(worker_id).set()
+        self._gauges.is_stale = True
 
-    def _deliver_without_worker(self) -> None:
-        for delivery in self._core.step().deliveries:
-            self._put(delivery.request_id, delivery.token_ids, delivery.finish, delivery.error)
-        self._report()
+    def _end_reader(self, request_id: RequestId, reader: _Reader) -> None:
+        if reader.timer is not None:
+            reader.timer.cancel()
+        del self._readers[request_id]
+        if not self._readers:
+            self._idle.set()
 
-    def _put(
-        self,
-        request_id: RequestId,
-        token_ids: tuple[TokenId, ...],
-        finish: FinishReason | None,
-        error: ServingError | None,
-    ) -> None:
-        reader = self._readers.get(request_id)
-        if reader is None:
-            raise InvariantBroken(f"request {request_id!r} has output and no reader")
-        reader.stream.put(token_ids, finish, error)
-        if finish is not None:
-            if reader.timer is not None:
-                reader.timer.cancel()
-            del self._readers[request_id]
-            if not self._readers:
-                self._idle.set()
+    def _end_subscription(self, subscription: KvSubscription) -> None:
+        self._subscriptions.discard(subscription)
+        if not self._subscriptions:
+            self._core.record_kv_events(False)
 
-    def _expire(self, request_id: RequestId) -> None:
-        self._core.cancel(request_id, FinishReason.DEADLINE)
+    # -- timers -------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, request_id: RequestId, reader: _Reader, queue_s: float | None) -> None:
+        """Wait for whichever comes first: the end of its patience in the queue (None: it is over), or the deadline."""
+        limits = [limit for limit in (queue_s, reader.deadline_s) if limit is not None]
+        reader.timer = None
+        if limits:
+            delay_s = max(0.0, reader.started_at_s + min(limits) - self._clock())
+            reader.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, request_id, reader, queue_s)
+
+    def _expire(self, request_id: RequestId, reader: _Reader, queue_s: float | None) -> None:
         self._wake.set()
+        if queue_s is None or (reader.deadline_s is not None and reader.deadline_s <= queue_s):
+            self._core.cancel(request_id, FinishReason.DEADLINE)
+        else:
+            self._core.expire_waiting(request_id, queue_s)
+            self._set_timer(request_id, reader, None)
 
-    def _report(self) -> None:
-        load = self._core.load()
-        self._metrics.set(RUNNING, load.num_running)
-        self._metrics.set(WAITING, load.num_waiting)
-        self._metrics.set(KV_USAGE, 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0)
-        if load.num_preemptions > self._num_preemptions:
-            self._metrics.count(PREEMPTIONS, load.num_preemptions - self._num_preemptions)
-            self._num_preemptions = load.num_preemptions
+    def _sweep(self) -> None:
+        """Look for readers and workers that are stuck, and bring the gauges up to date."""
+        self._sweep_timer = None
+        now_s = self._clock()
+        for request_id, reader in tuple(self._readers.items()):
+            since_s = reader.stream.unread_since_s
+            if since_s is not None and now_s - since_s > self._config.max_unread_s:
+                self._core.end(request_id, FinishReason.FAILED, ReaderTooSlow(self._config.max_unread_s))
+                self._wake.set()
+        for served in self._served.values():
+            if served.sent_at_s and now_s - served.sent_at_s[0] > self._step_timeout_s:
+                served.lose(WorkerLost(f"a plan has had no result for {self._step_timeout_s:g} s"))
+        expiry_s = self._core.next_expiry_s()
+        if expiry_s is not None and expiry_s <= now_s:
+            self._core.expire_homeless(now_s)
+            self._wake.set()
+        self._gauges.report(self._core)
+        if self._readers:
+            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)

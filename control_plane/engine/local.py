@@ -6,10 +6,11 @@ For notebooks, offline batches and tests. The worker is found by entry point, so
 import asyncio
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -18,16 +19,24 @@ from control_plane.admission.submission import Submission
 from control_plane.admission.validator import Validator
 from control_plane.config import Source, load_config
 from control_plane.engine.core import Delivery, EngineCore
+from control_plane.engine.router import RoundRobin
+from control_plane.engine.scheduler_choice import choose_scheduler
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
 from control_plane.text.model import TextModel
 from control_plane.workers.handle import WorkerHandle
 from plugins.errors import FieldViolation, InvalidConfig, InvalidRequest, ServingError
 from plugins.metrics import NoMetrics
-from plugins.types import FinishReason, RequestId, SamplingParams, StepResult, TokenId
+from plugins.scheduler import Scheduler
+from plugins.types import FinishReason, GenerationId, RequestId, SamplingParams, StepResult, TokenId, WorkerId
 
 T = TypeVar("T")
+
+WORKER = WorkerId("local")  # there is but one
+GENERATION = GenerationId("local")
+
+WORKER = WorkerId("local")  # there is but one
+GENERATION = GenerationId("local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +61,30 @@ class LocalEngine:
         self,
         *,
         scheduler: SchedulerConfig | None = None,
+        scheduler_cls: type[Scheduler] | str | None = None,
         admission: AdmissionConfig | None = None,
         **worker: object,
     ) -> None:
         """Load the model; `worker` are keys of the worker's configuration, such as model="path" or threads=1.
 
+        `scheduler_cls` is a class of yours, or its name; it wins over the one that `scheduler` names.
         Raises: InvalidConfig: a key is unknown (the nearest one is told) or its value is wrong, or the worker's
             packages are not installed.
         """
-        scheduler_config = scheduler or SchedulerConfig()
+        config = scheduler or SchedulerConfig()
+        if isinstance(scheduler_cls, str):
+            config, scheduler_cls = replace(config, scheduler_cls=scheduler_cls), None
+        make_scheduler = choose_scheduler(config, scheduler_cls)
         admission_config = admission or AdmissionConfig()
         self._models = ServedModels()
         self._validator = Validator(self._models, admission_config, draw_seed=lambda: secrets.randbits(64))
-        self._core = EngineCore(lambda info: FCFSScheduler(scheduler_config, info), admission_config.max_waiting)
+        self._core = EngineCore(
+            make_scheduler,
+            admission_config,
+            RoundRobin(),
+            target_inter_token_ms=config.target_inter_token_ms,
+            reraises=True,
+        )
         self._coming: Future[StepResult] | None = None  # the result that a step waits for
         self._worker = _build_worker(worker)
         self._loop = asyncio.new_event_loop()
@@ -77,9 +97,14 @@ class LocalEngine:
         except BaseException:
             self.close()
             raise
-        self.model = ServedModel(info, text)
-        self._models.add(self.model)
-        self._core.attach(info)
+        self.model = ServedModel(info, text, GENERATION)
+        self._models.add(WORKER, self.model)
+        self._core.connect(WORKER)
+        try:
+            self._core.attach(WORKER, info, GENERATION, time.monotonic())
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "LocalEngine":
         return self
@@ -105,7 +130,7 @@ class LocalEngine:
             sampling=sampling or SamplingParams(),
         )
         request, _ = self._validator.validate(submission)
-        self._core.submit(request)
+        self._core.submit(request, GENERATION, time.monotonic())
         return request.request_id
 
     def cancel(self, request_id: RequestId) -> None:
@@ -123,14 +148,16 @@ class LocalEngine:
         Raises: whatever the scheduler or the worker raises, as it was.
         """
         self._check_open()
-        if self._core.num_in_flight and self._coming is None:
+        if self._core.num_in_flight(WORKER) and self._coming is None:
             self._coming = asyncio.run_coroutine_threadsafe(_next(self._results), self._loop)
-        results: tuple[StepResult, ...] = ()
+        results: tuple[tuple[WorkerId, StepResult], ...] = ()
         if self._coming is not None:
-            results = (self._coming.result(),)
+            results = ((WORKER, self._coming.result()),)
             self._coming = None
-        output = self._core.step(results)
-        for plan in output.plans:
+        output = self._core.step(results, time.monotonic())
+        for _, error in output.lost:
+            raise error
+        for _, plan in output.plans:
             self._loop.call_soon_threadsafe(self._worker.submit, plan)
         return output.deliveries
 
@@ -150,7 +177,7 @@ class LocalEngine:
         try:
             while waiting or len(ends) < len(token_ids):
                 # The queue is bounded: the rest of a long list goes in as it empties.
-                while waiting and self._core.load().num_waiting < self._core.max_waiting:
+                while waiting and self._core.num_waiting < self._core.max_waiting:
                     token_ids[self.add_request("", waiting.popleft(), sampling)] = []
                 for delivery in self.step():
                     if delivery.request_id in token_ids:

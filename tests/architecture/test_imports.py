@@ -90,7 +90,7 @@ def test_every_import_contract_is_kept() -> None:
         ("gpu_worker/kv/planted.py", "import gpu_worker.ops", "the worker has layers BROKEN"),
         (
             "control_plane/api/planted.py",
-            "from control_plane.scheduling.fcfs import FCFSScheduler",
+            "from control_plane.scheduling.run_ahead import RunAheadScheduler",
             "composition roots choose the classes BROKEN",
         ),
         (

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.core import EngineCore
+from control_plane.engine.router import RoundRobin
 from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
+from control_plane.scheduling.run_ahead import RunAheadScheduler
 from gpu_worker.config import WorkerConfig
 from gpu_worker.device.memory import DeviceMemory
 from gpu_worker.factory import BuiltRunner, LoadedModel, build_runner, load_model
 from gpu_worker.loading.open import open_model
-from plugins.types import Request, RequestId, SamplingParams, StepResult, TokenId
+from plugins.types import GenerationId, Request, RequestId, SamplingParams, StepResult, TokenId, WorkerId
 from tests.fakes import worker_info
 
+WORKER, GENERATION = WorkerId("local"), GenerationId("local")
 GOLDENS = json.loads((Path(__file__).parent / "smollm2.json").read_text())["goldens"]
 REFERENCE = WorkerConfig(dtype="float32", max_model_len=128, num_blocks=64, max_sequences=8, max_step_tokens=512)
 
@@ -51,25 +54,28 @@ def drive(loaded: LoadedModel, config: WorkerConfig, goldens: Sequence[dict[str,
     """
     built = runner_of(loaded, config)
     info = worker_info(config.num_blocks or 0, config.block_size, config.max_sequences, config.max_step_tokens)
-    schedulers: list[FCFSScheduler] = []
+    info = replace(info, model=replace(info.model, vocab_size=loaded.config.vocab_size))
+    schedulers: list[RunAheadScheduler] = []
 
-    def make_scheduler(_: object) -> FCFSScheduler:
-        schedulers.append(FCFSScheduler(SchedulerConfig(), info))
+    def make_scheduler(_: object) -> RunAheadScheduler:
+        schedulers.append(RunAheadScheduler(SchedulerConfig(), info))
         return schedulers[0]
 
-    core = EngineCore(make_scheduler, max_waiting=len(goldens))
-    core.connect()
-    core.attach(info)
+    core = EngineCore(make_scheduler, AdmissionConfig(max_waiting=len(goldens)), RoundRobin())
+    core.connect(WORKER)
+    core.attach(WORKER, info, GENERATION, now_s=0.0)
     outputs: list[list[int]] = [[] for _ in goldens]
     for index, golden in enumerate(goldens):
         prompt = tuple(TokenId(token_id) for token_id in golden["prompt"])
         sampling = SamplingParams(temperature=0.0, max_tokens=len(golden["output"]), seed=0, ignore_eos=True)
-        core.submit(Request(request_id=RequestId(str(index)), prompt_token_ids=prompt, sampling=sampling))
+        request = Request(request_id=RequestId(str(index)), prompt_token_ids=prompt, sampling=sampling)
+        core.submit(request, GENERATION, now_s=0.0)
     results: list[StepResult] = []
     num_steps = 0
     while core.has_work():
-        step = core.step(results)
-        launched = [built.runner.launch(plan) for plan in step.plans]
+        step = core.step([(WORKER, result) for result in results], now_s=0.0)
+        assert step.lost == ()
+        launched = [built.runner.launch(plan) for _, plan in step.plans]
         results = [pending.result() for pending in launched]
         num_steps += len(step.plans)
         for delivery in step.deliveries:

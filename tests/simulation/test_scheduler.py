@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
+from control_plane.scheduling.run_ahead import RunAheadScheduler
 from plugins.types import FinishReason, RequestId, StepResult
 from tests.fakes import FakeWorker, request, worker_info
 
@@ -26,7 +26,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_step_tokens=MAX_STEP_TOKENS,
         )
         config = SchedulerConfig(max_step_tokens=MAX_STEP_TOKENS, max_sequences=MAX_SEQUENCES, watermark_ratio=0.2)
-        self.scheduler = FCFSScheduler(config, info)
+        self.scheduler = RunAheadScheduler(config, info)
         self.worker = FakeWorker(info)
         self.results: deque[StepResult] = deque()
         self.live: dict[RequestId, int] = {}  # and how many tokens each may still have
@@ -47,7 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         del self.live[request_id]
 
     @rule(throttle=st.booleans())
-    @precondition(lambda self: len(self.results) < FCFSScheduler.max_plans_in_flight)
+    @precondition(lambda self: len(self.results) < RunAheadScheduler.max_plans_in_flight)
     def schedule(self, throttle: bool) -> None:
         plan = self.scheduler.schedule(throttle)
         if not plan.is_empty:
@@ -73,7 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(2000):
             if not self.live:
                 break
-            if len(self.results) < FCFSScheduler.max_plans_in_flight:
+            if len(self.results) < RunAheadScheduler.max_plans_in_flight:
                 self.schedule(throttle=False)
             if self.results:
                 self.update()

@@ -1,30 +1,73 @@
 """The engine core by example: what a command leads to, and that each request ends once."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import pytest
 
+from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.core import Delivery, EngineCore
-from control_plane.engine.facts import Intake
+from control_plane.engine.facts import Intake, Link
+from control_plane.engine.router import RoundRobin
 from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
-from plugins.errors import DuplicateRequest, InvariantBroken, NotServing, PlanOutOfOrder, QueueFull, WorkerLost
-from plugins.types import Chunk, FinishReason, RequestId, Row, RowFailure, StepPlan, StepResult
+from control_plane.scheduling.run_ahead import RunAheadScheduler
+from plugins.errors import (
+    DuplicateRequest,
+    InvariantBroken,
+    NotServing,
+    PlanOutOfOrder,
+    QueueFull,
+    ServingError,
+    WorkerLost,
+)
+from plugins.types import (
+    Chunk,
+    FinishReason,
+    GenerationId,
+    RequestId,
+    Row,
+    RowFailure,
+    StepPlan,
+    StepResult,
+    TokenId,
+    WorkerId,
+)
 from tests.fakes import EOS, FakeWorker, expected_output, request, worker_info
 
 A, B = RequestId("a"), RequestId("b")
+W, G = WorkerId("w"), GenerationId("g")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of a core with one worker came to."""
+
+    plans: tuple[StepPlan, ...]
+    deliveries: tuple[Delivery, ...]
+    lost: tuple[tuple[WorkerId, ServingError], ...]
 
 
 def make_core(max_waiting: int = 8, max_sequences: int = 8) -> EngineCore:
     config = SchedulerConfig(max_step_tokens=32, max_sequences=max_sequences)
-    core = EngineCore(lambda worker: FCFSScheduler(config, worker), max_waiting)
-    core.attach(worker_info())
+    core = EngineCore(
+        lambda worker: RunAheadScheduler(config, worker), AdmissionConfig(max_waiting=max_waiting), RoundRobin()
+    )
+    core.connect(W)
+    core.attach(W, worker_info(), G, now_s=0.0)
     return core
+
+
+def step(core: EngineCore, results: Iterable[StepResult] = ()) -> Step:
+    """One step of a core with one worker."""
+    output = core.step([(W, result) for result in results], now_s=0.0)
+    return Step(tuple(plan for _, plan in output.plans), output.deliveries, output.lost)
 
 
 def finish_all(core: EngineCore, worker: FakeWorker) -> list[Delivery]:
     deliveries: list[Delivery] = []
     results: list[StepResult] = []
     while core.has_work():
-        output = core.step(results)
+        output = step(core, results)
         deliveries += output.deliveries
         results = [worker.execute(plan) for plan in output.plans]
     return deliveries
@@ -32,19 +75,19 @@ def finish_all(core: EngineCore, worker: FakeWorker) -> list[Delivery]:
 
 def test_two_plans_go_out_before_the_first_result_and_no_third() -> None:
     core = make_core()
-    core.submit(request("a", max_tokens=5))
+    core.submit(request("a", max_tokens=5), G, now_s=0.0)
 
-    ahead = core.step()
-    nothing = core.step()
+    ahead = step(core)
+    nothing = step(core)
 
     assert [plan.seq for plan in ahead.plans] == [1, 2]
     assert nothing.plans == ()
-    assert core.num_in_flight == 2
+    assert core.num_in_flight(W) == 2
 
 
 def test_tokens_are_delivered_as_they_come_and_the_last_delivery_says_why_it_ended() -> None:
     core = make_core()
-    core.submit(request("a", prompt=(3, 4, 5), max_tokens=3))
+    core.submit(request("a", prompt=(3, 4, 5), max_tokens=3), G, now_s=0.0)
 
     deliveries = finish_all(core, FakeWorker())
 
@@ -58,7 +101,7 @@ def test_tokens_are_delivered_as_they_come_and_the_last_delivery_says_why_it_end
 
 def test_a_stop_found_late_costs_one_row_and_no_wrong_token() -> None:
     core = make_core()
-    core.submit(request("a", prompt=(3, 4, 5), max_tokens=9, ignore_eos=False))
+    core.submit(request("a", prompt=(3, 4, 5), max_tokens=9, ignore_eos=False), G, now_s=0.0)
 
     deliveries = finish_all(core, FakeWorker(eos_after={A: 2}))
 
@@ -71,14 +114,14 @@ def test_a_stop_found_late_costs_one_row_and_no_wrong_token() -> None:
 def test_the_result_of_a_row_goes_to_who_held_it_in_that_plan() -> None:
     core = make_core(max_sequences=1)
     worker = FakeWorker()
-    core.submit(request("a", max_tokens=9))
-    first, second = [worker.execute(plan) for plan in core.step().plans]
+    core.submit(request("a", max_tokens=9), G, now_s=0.0)
+    first, second = [worker.execute(plan) for plan in step(core).plans]
     core.cancel(A)
-    core.submit(request("b", prompt=(7, 8), max_tokens=1))
+    core.submit(request("b", prompt=(7, 8), max_tokens=1), G, now_s=0.0)
     # Row 0 is b's now, while the second result, computed for a, is still to come.
-    third = [worker.execute(plan) for plan in core.step([first]).plans]
+    third = [worker.execute(plan) for plan in step(core, [first]).plans]
 
-    deliveries = core.step([second, *third]).deliveries
+    deliveries = step(core, [second, *third]).deliveries
 
     assert [delivery.request_id for delivery in deliveries] == [B]
     assert deliveries[0].token_ids == expected_output((7, 8), 1)
@@ -87,27 +130,27 @@ def test_the_result_of_a_row_goes_to_who_held_it_in_that_plan() -> None:
 def test_a_late_result_never_reaches_the_next_request_of_the_same_name() -> None:
     core = make_core()
     worker = FakeWorker()
-    core.submit(request("a", prompt=(3, 4), max_tokens=9))
-    late = [worker.execute(plan) for plan in core.step().plans]
+    core.submit(request("a", prompt=(3, 4), max_tokens=9), G, now_s=0.0)
+    late = [worker.execute(plan) for plan in step(core).plans]
     core.cancel(A)
-    core.step()
-    core.submit(request("a", prompt=(7, 8), max_tokens=1))
+    step(core)
+    core.submit(request("a", prompt=(7, 8), max_tokens=1), G, now_s=0.0)
 
-    output = core.step(late)
+    output = step(core, late)
 
     assert output.deliveries == ()
-    assert core.step([worker.execute(plan) for plan in output.plans]).deliveries == (
+    assert step(core, [worker.execute(plan) for plan in output.plans]).deliveries == (
         Delivery(A, expected_output((7, 8), 1), FinishReason.LENGTH),
     )
 
 
 def test_a_cancelled_request_ends_at_once_and_again_is_nothing() -> None:
     core = make_core()
-    core.submit(request("a"))
+    core.submit(request("a"), G, now_s=0.0)
 
     core.cancel(A)
     core.cancel(A)
-    deliveries = core.step().deliveries
+    deliveries = step(core).deliveries
 
     assert [(delivery.request_id, delivery.finish) for delivery in deliveries] == [(A, FinishReason.CANCELLED)]
     assert str(deliveries[0].error) == "the request was cancelled"
@@ -115,10 +158,10 @@ def test_a_cancelled_request_ends_at_once_and_again_is_nothing() -> None:
 
 def test_a_deadline_ends_with_its_own_reason_and_error() -> None:
     core = make_core()
-    core.submit(request("a"))
+    core.submit(request("a"), G, now_s=0.0)
 
     core.cancel(A, FinishReason.DEADLINE)
-    (delivery,) = core.step().deliveries
+    (delivery,) = step(core).deliveries
 
     assert delivery.finish is FinishReason.DEADLINE
     assert str(delivery.error) == "the deadline passed before the output was complete"
@@ -126,128 +169,138 @@ def test_a_deadline_ends_with_its_own_reason_and_error() -> None:
 
 def test_a_row_that_fails_ends_its_request_with_the_workers_reason() -> None:
     core = make_core()
-    core.submit(request("a"))
-    (first, _) = core.step().plans
+    core.submit(request("a"), G, now_s=0.0)
+    (first, _) = step(core).plans
     row = first.chunks[0].row
 
-    (delivery,) = core.step(
-        [StepResult(seq=1, failures=(RowFailure(row, "NAN_LOGITS", "logits of row 0 are not numbers"),))]
-    ).deliveries
+    failure = RowFailure(row, "NAN_LOGITS", "logits of row 0 are not numbers")
+    (delivery,) = step(core, [StepResult(seq=1, failures=(failure,))]).deliveries
 
     assert delivery.finish is FinishReason.FAILED
     assert delivery.error is not None
     assert (delivery.error.reason, str(delivery.error)) == ("NAN_LOGITS", "logits of row 0 are not numbers")
 
 
-def test_a_lost_worker_ends_all_its_requests_and_a_new_one_starts_clean() -> None:
+def test_a_request_of_a_lost_worker_waits_and_goes_on_with_the_next_one() -> None:
     core = make_core()
+    core.submit(request("a", prompt=(3, 4, 5), max_tokens=4), G, now_s=0.0)
     worker = FakeWorker()
-    core.submit(request("a"))
-    late = [worker.execute(plan) for plan in core.step().plans]
+    first, late = [worker.execute(plan) for plan in step(core).plans]
+    begun = step(core, [first]).deliveries
 
-    core.detach(WorkerLost("it was killed"))
-    ended = core.step(late).deliveries
-    core.connect()
-    core.attach(worker_info())
-    core.submit(request("a", max_tokens=1))
+    core.detach(W, WorkerLost("it was killed"), now_s=1.0)
+    meanwhile = step(core, [late])
+    core.connect(W)
+    core.attach(W, worker_info(), G, now_s=2.0)
+    rest = finish_all(core, FakeWorker())
 
-    assert [(delivery.request_id, delivery.finish) for delivery in ended] == [(A, FinishReason.FAILED)]
-    assert str(ended[0].error) == "the worker went away: it was killed"
-    assert [delivery.finish for delivery in finish_all(core, FakeWorker())] == [FinishReason.LENGTH]
-
-
-def test_without_its_worker_a_core_has_nothing_in_flight_and_nothing_to_do() -> None:
-    core = make_core()
-    core.submit(request("a"))
-    core.step()
-
-    core.detach(WorkerLost("it was killed"))
-    core.step()
-
-    assert core.num_in_flight == 0
-    assert not core.has_work()
+    assert (meanwhile.plans, meanwhile.deliveries) == ((), ())
+    tokens = [token for delivery in (*begun, *rest) for token in delivery.token_ids]
+    assert tuple(tokens) == expected_output((3, 4, 5), 4)
+    assert rest[-1].finish is FinishReason.LENGTH
 
 
 def test_what_cannot_be_taken_is_refused_with_the_reason() -> None:
     core = make_core(max_waiting=2)
-    core.submit(request("a"))
+    core.submit(request("a"), G, now_s=0.0)
 
     with pytest.raises(DuplicateRequest, match="'a' is already in flight"):
-        core.submit(request("a"))
-    core.submit(request("b"))
+        core.submit(request("a"), G, now_s=0.0)
+    core.submit(request("b"), G, now_s=0.0)
     with pytest.raises(QueueFull, match="2 requests are waiting; at most 2 may"):
-        core.submit(request("c"))
-    core.facts.move_intake(Intake.DRAINING)
+        core.submit(request("c"), G, now_s=0.0)
+    core.move_intake(Intake.DRAINING)
     with pytest.raises(NotServing, match="draining"):
-        core.submit(request("d"))
+        core.submit(request("d"), G, now_s=0.0)
 
 
 def test_without_a_worker_nothing_is_taken() -> None:
-    core = EngineCore(lambda worker: FCFSScheduler(SchedulerConfig(), worker), max_waiting=8)
+    core = EngineCore(lambda worker: RunAheadScheduler(SchedulerConfig(), worker), AdmissionConfig(), RoundRobin())
 
-    with pytest.raises(NotServing, match="no worker is connected"):
-        core.submit(request("a"))
+    with pytest.raises(NotServing, match="no worker that takes requests is connected"):
+        core.submit(request("a"), G, now_s=0.0)
 
 
 def test_a_paused_engine_plans_nothing_and_goes_on_when_opened() -> None:
     core = make_core()
-    core.submit(request("a", max_tokens=1))
-    core.facts.move_intake(Intake.PAUSED)
+    core.submit(request("a", max_tokens=1), G, now_s=0.0)
+    core.move_intake(Intake.PAUSED)
 
-    paused = core.step()
-    core.facts.move_intake(Intake.OPEN)
-    opened = core.step()
+    paused = step(core)
+    core.move_intake(Intake.OPEN)
+    opened = step(core)
 
     assert paused.plans == ()
     assert [plan.seq for plan in opened.plans] == [1]
 
 
-def test_a_result_that_skips_a_plan_is_out_of_order() -> None:
+def test_a_worker_whose_result_skips_a_plan_is_lost() -> None:
     core = make_core()
-    core.submit(request("a"))
-    core.step()
+    core.submit(request("a"), G, now_s=0.0)
+    step(core)
 
-    with pytest.raises(PlanOutOfOrder, match="result 2 came, expected 1"):
-        core.step([StepResult(seq=2)])
+    ((worker_id, error),) = step(core, [StepResult(seq=2)]).lost
+
+    assert (worker_id, type(error), str(error)) == (W, PlanOutOfOrder, "result 2 came, expected 1")
+    assert core.facts(W).link is Link.LOST
 
 
 @pytest.mark.parametrize(
-    "result",
+    ("result", "why"),
     [
-        StepResult(seq=1, rows=(Row(5),), counts=(0,), finishes=(None,)),
-        StepResult(seq=1, failures=(RowFailure(Row(5), "NAN_LOGITS", "not a number"),)),
+        (StepResult(seq=1, rows=(Row(5),), counts=(0,), finishes=(None,)), "tells of rows [5], which its plan"),
+        (StepResult(seq=1, failures=(RowFailure(Row(5), "NAN", "not a number"),)), "tells of rows [5], which its plan"),
+        (StepResult(seq=1, rows=(Row(0),) * 2, counts=(0, 0), finishes=(None,) * 2), "tells of a row twice"),
+        (
+            StepResult(seq=1, rows=(Row(0),), counts=(2,), token_ids=(TokenId(3),) * 2, finishes=(None,)),
+            "has 2 tokens for one row",
+        ),
+        (
+            StepResult(seq=1, rows=(Row(0),), counts=(1,), token_ids=(TokenId(1000),), finishes=(None,)),
+            "has a token outside [0, 1000)",
+        ),
     ],
 )
-def test_a_result_about_a_row_that_its_plan_does_not_name_is_out_of_order(result: StepResult) -> None:
+def test_a_worker_whose_result_cannot_be_of_its_plan_is_lost_and_its_requests_are_not(
+    result: StepResult, why: str
+) -> None:
     core = make_core()
-    core.submit(request("a"))
-    core.step()
+    core.submit(request("a", prompt=(3, 4), max_tokens=2), G, now_s=0.0)
+    step(core)
 
-    with pytest.raises(PlanOutOfOrder, match=r"result 1 tells of rows \[5\], which its plan does not name"):
-        core.step([result])
+    ((worker_id, error),) = step(core, [result]).lost
+    core.connect(W)
+    core.attach(W, worker_info(), G, now_s=0.0)
+    deliveries = finish_all(core, FakeWorker())
+
+    assert worker_id == W
+    assert why in str(error)
+    assert [token for each in deliveries for token in each.token_ids] == list(expected_output((3, 4), 2))
 
 
 def test_a_scheduler_that_plans_for_nobody_has_broken_an_invariant() -> None:
-    class Confused(FCFSScheduler):
+    class Confused(RunAheadScheduler):
         def schedule(self, throttle_prefills: bool = False) -> StepPlan:
             return StepPlan(seq=1, chunks=(Chunk(Row(5), 1),))
 
-    core = EngineCore(lambda worker: Confused(SchedulerConfig(), worker), max_waiting=8)
-    core.attach(worker_info())
-    core.submit(request("a"))
+    core = EngineCore(lambda worker: Confused(SchedulerConfig(), worker), AdmissionConfig(), RoundRobin())
+    core.connect(W)
+    core.attach(W, worker_info(), G, now_s=0.0)
+    core.submit(request("a"), G, now_s=0.0)
 
     with pytest.raises(InvariantBroken, match="plan 1 names 5"):
-        core.step()
+        step(core)
 
 
 def test_what_a_scheduler_raises_reaches_the_caller_as_it_was() -> None:
-    class Broken(FCFSScheduler):
+    class Broken(RunAheadScheduler):
         def schedule(self, throttle_prefills: bool = False):  # type: ignore[no-untyped-def]  # only raises
             raise Exception("raised by a scheduler")
 
-    core = EngineCore(lambda worker: Broken(SchedulerConfig(), worker), max_waiting=8)
-    core.attach(worker_info())
-    core.submit(request("a"))
+    core = EngineCore(lambda worker: Broken(SchedulerConfig(), worker), AdmissionConfig(), RoundRobin())
+    core.connect(W)
+    core.attach(W, worker_info(), G, now_s=0.0)
+    core.submit(request("a"), G, now_s=0.0)
 
     with pytest.raises(Exception, match=r"^raised by a scheduler$"):
-        core.step()
+        step(core)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ from plugins.types import FinishReason, RequestId, SamplingParams
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
 
-def make_engine(max_waiting: int = 64, **worker: object) -> LocalEngine:
-    tiny: dict[str, object] = {"load_format": "dummy", "dtype": "float32", "threads": 1, "num_blocks": 64}
+def make_engine(max_waiting: int = 64, **worker: Any) -> LocalEngine:
+    tiny: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "threads": 1, "num_blocks": 64}
     return LocalEngine(
         scheduler=SchedulerConfig(max_step_tokens=64, max_sequences=4),
         admission=AdmissionConfig(max_waiting=max_waiting),
@@ -149,7 +150,7 @@ def test_closing_twice_is_closing_once_and_a_closed_engine_says_so() -> None:
     [({"modle": "x"}, r"modle.*model"), ({"threads": "many"}, "threads"), ({"threads": 0}, "threads")],
 )
 def test_a_wrong_key_is_named_with_its_nearest_and_a_wrong_value_with_its_key(
-    worker: dict[str, object], told: str
+    worker: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InvalidConfig, match=told):
         LocalEngine(scheduler=None, admission=None, **worker)

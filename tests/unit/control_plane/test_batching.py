@@ -3,7 +3,7 @@
 import pytest
 
 from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
+from control_plane.scheduling.run_ahead import RunAheadScheduler
 from plugins.errors import InvalidConfig, InvariantBroken
 from plugins.types import (
     Chunk,
@@ -22,11 +22,11 @@ A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 def make_scheduler(
     num_blocks: int = 64, max_step_tokens: int = 32, max_sequences: int = 8, watermark_ratio: float = 0.0
-) -> FCFSScheduler:
+) -> RunAheadScheduler:
     config = SchedulerConfig(
         max_step_tokens=max_step_tokens, max_sequences=max_sequences, watermark_ratio=watermark_ratio
     )
-    return FCFSScheduler(config, worker_info(num_blocks=num_blocks, max_step_tokens=max_step_tokens))
+    return RunAheadScheduler(config, worker_info(num_blocks=num_blocks, max_step_tokens=max_step_tokens))
 
 
 def names(plan: StepPlan) -> list[tuple[Row, int]]:
@@ -71,7 +71,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_decodes_go_first() -> None:
     worker = FakeWorker(worker_info(max_step_tokens=8))
     scheduler.add_request(request("a", prompt=range(3, 7), max_tokens=9))
     scheduler.update(worker.execute(scheduler.schedule()))
-    scheduler.add_request(request("b", prompt=range(3, 23)))
+    scheduler.add_request(request("b", prompt=range(30, 50)))
 
     plans = [scheduler.schedule() for _ in range(4)]
 
@@ -249,7 +249,7 @@ def test_a_result_out_of_order_or_about_a_stranger_is_a_broken_invariant() -> No
 
 
 def test_the_smaller_of_both_limits_holds() -> None:
-    scheduler = FCFSScheduler(
+    scheduler = RunAheadScheduler(
         SchedulerConfig(max_step_tokens=32, max_sequences=8), worker_info(max_step_tokens=4, max_sequences=2)
     )
     for name in ("a", "b", "c"):
@@ -261,7 +261,9 @@ def test_the_smaller_of_both_limits_holds() -> None:
 
 
 def test_limits_that_are_left_out_are_those_of_the_worker() -> None:
-    scheduler = FCFSScheduler(SchedulerConfig(), worker_info(max_step_tokens=600, max_sequences=70, num_blocks=1000))
+    scheduler = RunAheadScheduler(
+        SchedulerConfig(), worker_info(max_step_tokens=600, max_sequences=70, num_blocks=1000)
+    )
     for number in range(71):
         scheduler.add_request(request(f"r{number}", prompt=range(3, 12)))
 

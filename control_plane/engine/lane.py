@@ -1,0 +1,172 @@
+"""One worker as the engine core sees it: its scheduler, its rows, its plans in flight.
+
+Keeps the books of one worker; what happens to requests when it goes away is decided in `core.py` and `recovery.py`.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from control_plane.engine.facts import Facts
+from control_plane.engine.pacing import PrefillPacer
+from plugins.errors import InvariantBroken, PlanOutOfOrder
+from plugins.scheduler import Scheduler, SchedulerLoad
+from plugins.types import GenerationId, Request, RequestId, Row, StepPlan, StepResult, TokenId, WorkerId, WorkerInfo
+
+NO_LOAD = SchedulerLoad(num_running=0, num_waiting=0, num_blocks=0, num_free_blocks=0)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One request from submission to its end. Compared by identity: a name may be used again while plans are out."""
+
+    request: Request
+    generation: GenerationId
+    lane: "Lane | None" = None  # None: it has no worker
+    token_ids: list[TokenId] = field(default_factory=list)  # output as far as it was delivered
+    num_cached_tokens: int = 0  # prompt tokens that needed no computing when it first got a row
+    has_started: bool = False  # it had a row
+    is_suspect: bool = False  # a worker died while it computed this one, perhaps because of it
+
+    @property
+    def continued(self) -> Request:
+        """The request with the output it has, for another scheduler."""
+        request = self.request
+        return Request(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            tenant=request.tenant,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            sibling_of=request.sibling_of,
+            arrival=request.arrival,
+            arrival_s=request.arrival_s,
+            output_token_ids=tuple(self.token_ids),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInFlight:
+    """Whose row is whose in one plan: its result is read through this, never through today's rows."""
+
+    seq: int
+    num_tokens: int
+    decode_steps: int
+    owners: dict[Row, Live]
+
+
+class Lane:
+    """The way of plans to one worker and of results back. Owned by the engine core.
+
+    Invariant: it has a scheduler exactly while its link is LIVE.
+    """
+
+    def __init__(self, worker_id: WorkerId, target_inter_token_ms: float | None) -> None:
+        self.worker_id = worker_id
+        self.facts = Facts()
+        self.generation = GenerationId("")  # of the worker that was last attached
+        self.scheduler: Scheduler | None = None
+        self.live: dict[RequestId, Live] = {}  # the requests that the scheduler has
+        self.in_flight: deque[PlanInFlight] = deque()
+        self.probe: Live | None = None  # the one suspect that is tried here
+        self.plugin_failures_s: deque[float] = deque()  # when its schedulers raised, within the last minute
+        self._owners: dict[Row, Live] = {}  # today's rows
+        self._vocab_size = 0
+        self._target_inter_token_ms = target_inter_token_ms
+        self._pacer = PrefillPacer(None)
+
+    def attach(self, scheduler: Scheduler, worker: WorkerInfo, generation: GenerationId) -> None:
+        """A worker is there: plans may go out, from seq 1."""
+        self.scheduler = scheduler
+        self.generation = generation
+        self._vocab_size = worker.model.vocab_size
+        self._pacer = PrefillPacer(self._target_inter_token_ms)
+
+    def detach(self) -> tuple[list[Live], set[Live]]:
+        """The worker is gone. Returns its requests, oldest first, and those of them that were in lost plans."""
+        requests = sorted(self.live.values(), key=lambda live: live.request.arrival)
+        lost = {owner for plan in self.in_flight for owner in plan.owners.values()}
+        self.scheduler = self.probe = None
+        self.live.clear()
+        self.in_flight.clear()
+        self._owners.clear()
+        for live in requests:
+            live.lane = None
+        return requests, lost.intersection(requests)
+
+    def add(self, live: Live) -> None:
+        """Give the scheduler a request, with the output that it has. It is the lane's even if that raises."""
+        live.lane = self
+        self.live[live.request.request_id] = live
+        self._schedulers().add_request(live.continued if live.token_ids else live.request)
+
+    def forget(self, live: Live) -> None:
+        """A request has ended; the scheduler knows."""
+        self.live.pop(live.request.request_id, None)
+        live.lane = None
+        if self.probe is live:
+            self.probe = None
+
+    def load(self) -> SchedulerLoad:
+        """How busy the scheduler is; zeros while there is none."""
+        return NO_LOAD if self.scheduler is None else self.scheduler.load()
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """How many leading tokens of the prompt need no computing here."""
+        return 0 if self.scheduler is None else self.scheduler.num_cached_tokens(request)
+
+    # -- plans and results --------------------------------------------------------------------------------------
+
+    def next_plan(self) -> StepPlan | None:
+        """Ask the scheduler for a plan, if another may be in flight; None: there is none to make.
+
+        Raises: InvariantBroken: the plan names rows that hold no request; whatever the scheduler raises.
+        """
+        scheduler = self._schedulers()
+        if len(self.in_flight) >= scheduler.max_plans_in_flight or not scheduler.has_work():
+            return None
+        plan = scheduler.schedule(throttle_prefills=True) if self._pacer.throttles else scheduler.schedule()
+        if plan.is_empty:
+            return None
+        owners = self._owners_in(plan)
+        self.in_flight.append(PlanInFlight(plan.seq, plan.num_tokens, plan.decode_steps, owners))
+        self._pacer.note_plan(plan)
+        return plan
+
+    def take(self, result: StepResult) -> PlanInFlight:
+        """Match a result with the oldest plan in flight, and return that.
+
+        Raises: PlanOutOfOrder: it is not that plan's, or says what no result of it could.
+        """
+        if not self.in_flight or self.in_flight[0].seq != result.seq:
+            expected = self.in_flight[0].seq if self.in_flight else "none"
+            raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
+        plan = self.in_flight[0]
+        strangers = {*result.rows, *(failure.row for failure in result.failures)} - plan.owners.keys()
+        if strangers:
+            raise PlanOutOfOrder(f"result {result.seq} tells of rows {sorted(strangers)}, which its plan does not name")
+        if len(set(result.rows)) < len(result.rows):
+            raise PlanOutOfOrder(f"result {result.seq} tells of a row twice")
+        if result.counts and max(result.counts) > plan.decode_steps:
+            raise PlanOutOfOrder(f"result {result.seq} has {max(result.counts)} tokens for one row")
+        if result.token_ids and not 0 <= min(result.token_ids) <= max(result.token_ids) < self._vocab_size:
+            raise PlanOutOfOrder(f"result {result.seq} has a token outside [0, {self._vocab_size})")
+        self._pacer.note_result(plan.num_tokens, len(plan.owners), result)
+        return self.in_flight.popleft()
+
+    def _owners_in(self, plan: StepPlan) -> dict[Row, Live]:
+        """Bring today's rows up to date, and return those that the plan computes."""
+        owners = self._owners
+        try:
+            for row in plan.released_rows:
+                del owners[row]
+            for admission in plan.admitted:
+                owners[admission.row] = self.live[admission.request_id]
+            return {chunk.row: owners[chunk.row] for chunk in plan.chunks}
+        except KeyError as error:
+            raise InvariantBroken(f"plan {plan.seq} names {error}, which holds or is no request in flight") from None
+
+    def _schedulers(self) -> Scheduler:
+        if self.scheduler is None:
+            raise InvariantBroken(f"worker {self.worker_id} has no scheduler")
+        return self.scheduler

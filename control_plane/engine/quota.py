@@ -1,0 +1,61 @@
+"""How much may be at hand: requests and tokens that wait, and requests of one tenant.
+
+Counts and refuses; who waits, and for what, is the engine core's business.
+"""
+
+from collections import Counter
+
+from control_plane.admission.config import AdmissionConfig
+from plugins.errors import QueueFull, TenantQuotaExceeded
+from plugins.types import Request
+
+RETRY_AFTER_S = 1.0  # what a refused caller is told: a queue that is full now has moved by then
+
+
+class Quota:
+    """The counts of one control plane. Owned by its engine core.
+
+    Invariant: a request is counted from `enter` to `leave`, and as one that waits until `note_started`.
+    """
+
+    def __init__(self, limits: AdmissionConfig) -> None:
+        self._limits = limits
+        self._tenants: Counter[str] = Counter()  # requests at hand of each; none of those that have none
+        self.num_waiting = 0  # requests that never had a row
+        self.num_waiting_tokens = 0  # of their prompts
+
+    @property
+    def max_waiting(self) -> int:
+        """Requests that may wait."""
+        return self._limits.max_waiting
+
+    def check(self, request: Request) -> None:
+        """Raises: QueueFull, TenantQuotaExceeded: the request is one too many. A lone prompt may have any length."""
+        limits = self._limits
+        if self.num_waiting >= limits.max_waiting:
+            raise QueueFull(self.num_waiting, limits.max_waiting, RETRY_AFTER_S)
+        num_tokens = self.num_waiting_tokens + len(request.prompt_token_ids)
+        if self.num_waiting and num_tokens > limits.max_waiting_tokens:
+            raise QueueFull(self.num_waiting_tokens, limits.max_waiting_tokens, RETRY_AFTER_S, "prompt tokens")
+        quota = limits.max_tenant_requests
+        if quota is not None and self._tenants[request.tenant] >= quota:
+            raise TenantQuotaExceeded(request.tenant, self._tenants[request.tenant], quota, RETRY_AFTER_S)
+
+    def enter(self, request: Request) -> None:
+        """A request came, and waits."""
+        self._tenants[request.tenant] += 1
+        self.num_waiting += 1
+        self.num_waiting_tokens += len(request.prompt_token_ids)
+
+    def note_started(self, request: Request) -> None:
+        """It has its first row."""
+        self.num_waiting -= 1
+        self.num_waiting_tokens -= len(request.prompt_token_ids)
+
+    def leave(self, request: Request, has_started: bool) -> None:
+        """It has ended."""
+        if not has_started:
+            self.note_started(request)
+        self._tenants[request.tenant] -= 1
+        if not self._tenants[request.tenant]:
+            del self._tenants[request.tenant]

@@ -1,0 +1,103 @@
+"""The requests whose worker went away: who waits for another one, and who is suspected of having killed it.
+
+Keeps them; where they go is decided in `control_plane/engine/core.py`.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from control_plane.engine.lane import Live
+from plugins.types import GenerationId
+
+
+def _arrival(live: Live) -> int:
+    return live.request.arrival
+
+
+@dataclass(slots=True)
+class _Ward:
+    """The requests of one generation that have no worker, each list oldest first."""
+
+    homeless: list[Live] = field(default_factory=list)
+    suspects: list[Live] = field(default_factory=list)
+    orphaned_at_s: float | None = None  # when the generation's last worker went away; None: it has one
+
+
+class Recovery:
+    """Requests without a worker. Owned by the engine core.
+
+    A request that was in a plan of a worker that died is suspected: perhaps it is what kills workers. Suspects are
+    tried one at a time on each worker; the first token clears one, and one that sees its second worker die is the
+    culprit. All others go back to work at once.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s  # how long a generation may be without a worker
+        self._wards: dict[GenerationId, _Ward] = {}
+
+    def __len__(self) -> int:
+        return sum(len(ward.homeless) + len(ward.suspects) for ward in self._wards.values())
+
+    def add(self, live: Live) -> None:
+        """Keep a request until it has a worker."""
+        ward = self._wards.setdefault(live.generation, _Ward())
+        insort(ward.suspects if live.is_suspect else ward.homeless, live, key=_arrival)
+
+    def discard(self, live: Live) -> None:
+        """Keep a request no longer, if it was kept: it has ended."""
+        ward = self._wards.get(live.generation)
+        if ward is not None:
+            kept = ward.suspects if live.is_suspect else ward.homeless
+            if live in kept:
+                kept.remove(live)
+            self._tidy(live.generation)
+
+    def take_homeless(self, generation: GenerationId) -> list[Live]:
+        """Take out all that are not suspected, oldest first: a worker is there."""
+        ward = self._wards.get(generation)
+        if ward is None:
+            return []
+        homeless, ward.homeless = ward.homeless, []
+        self._tidy(generation)
+        return homeless
+
+    def take_suspect(self, generation: GenerationId) -> Live | None:
+        """Take out the oldest suspect, to be tried."""
+        ward = self._wards.get(generation)
+        if ward is None or not ward.suspects:
+            return None
+        suspect = ward.suspects.pop(0)
+        self._tidy(generation)
+        return suspect
+
+    def note_orphaned(self, generation: GenerationId, now_s: float) -> None:
+        """The generation has no worker any more: from now on its requests wait for so long at most."""
+        ward = self._wards.get(generation)
+        if ward is not None and ward.orphaned_at_s is None:
+            ward.orphaned_at_s = now_s
+
+    def note_adopted(self, generation: GenerationId) -> None:
+        """The generation has a worker."""
+        ward = self._wards.get(generation)
+        if ward is not None:
+            ward.orphaned_at_s = None
+
+    def expired(self, now_s: float) -> Iterable[tuple[Live, float]]:
+        """Take out those that have waited too long, with how long they waited."""
+        late: list[tuple[Live, float]] = []
+        for generation, ward in tuple(self._wards.items()):
+            if ward.orphaned_at_s is not None and now_s - ward.orphaned_at_s >= self._timeout_s:
+                late += [(live, now_s - ward.orphaned_at_s) for live in (*ward.homeless, *ward.suspects)]
+                del self._wards[generation]
+        return late
+
+    def next_expiry_s(self) -> float | None:
+        """When `expired` will first have something to return; None: never, as things are."""
+        times = [ward.orphaned_at_s for ward in self._wards.values() if ward.orphaned_at_s is not None]
+        return min(times) + self._timeout_s if times else None
+
+    def _tidy(self, generation: GenerationId) -> None:
+        ward = self._wards[generation]
+        if not ward.homeless and not ward.suspects:
+            del self._wards[generation]
