@@ -138,8 +138,9 @@ class EngineCore:
 
     def halt(self, worker_id: WorkerId) -> None:
         """Plan no more for a worker that will be detached: its requests are not to be blamed for plans it never saw."""
-        lane = self._lane(worker_id)
-        lane.facts.link = Link.LOST if lane.facts.link is Link.LIVE else lane.facts.link
+        facts = self._lane(worker_id).facts
+        if facts.link is Link.LIVE:
+            facts.move_link(Link.LOST)
 
     def detach(self, worker_id: WorkerId, error: ServingError, now_s: float) -> None:
         """The step stream is gone: its requests go to others, or wait for one. Nothing happens if it is detached."""
@@ -409,10 +410,7 @@ class EngineCore:
                 self._end(live, FinishReason.FAILED, QueryOfDeath(live.request.request_id))
                 continue
             live.is_suspect = live.is_suspect or (is_death and not is_proven and live in lost)
-            if live.is_suspect:
-                self._recovery.add(live)
-            else:
-                self._place(live)
+            (self._recovery.add if live.is_suspect else self._place)(live)
         if not self._lanes_of(lane.generation):
             self._recovery.note_orphaned(lane.generation, self._now_s)
 

@@ -304,3 +304,16 @@ def test_what_a_scheduler_raises_reaches_the_caller_as_it_was() -> None:
 
     with pytest.raises(Exception, match=r"^raised by a scheduler$"):
         step(core)
+
+
+def test_a_worker_that_will_be_detached_gets_no_plan_that_its_requests_could_be_blamed_for() -> None:
+    core = make_core()
+    core.submit(request("a"), G, now_s=0.0)
+
+    core.halt(W)
+
+    assert step(core).plans == ()
+    core.detach(W, WorkerLost("it broke"), now_s=0.0)
+    core.connect(W)
+    core.attach(W, worker_info(), G, now_s=0.0)
+    assert [admission.request_id for admission in step(core).plans[0].admitted] == ["a"]
