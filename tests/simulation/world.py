@@ -1,181 +1,318 @@
-"""The engine core, a checking fake worker and random clients in one thread, driven by a seed.
+"""One seed's world: the whole control plane, its workers, clients and operators, in one thread on a virtual clock.
 
-No clock and no sockets: what happens next is drawn from the seed, so that the same seed tells the same story.
+Puts the real classes together as `control_plane/app.py` does; what goes wrong in it is drawn by the other modules.
 """
 
+import asyncio
 import hashlib
 import random
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
 
-from control_plane.engine.core import Delivery, EngineCore
-from control_plane.scheduling.config import SchedulerConfig
-from control_plane.scheduling.fcfs import FCFSScheduler
-from plugins.errors import DuplicateRequest, QueueFull, ServingError, WorkerLost
+from control_plane.admission.validator import Validator
+from control_plane.engine.driver import EngineDriver
+from control_plane.engine.facts import Intake
+from control_plane.engine.generations import Generations
+from control_plane.engine.router import make_router
+from control_plane.engine.scheduler_choice import choose_scheduler
+from control_plane.engine.served import ServedModels
+from control_plane.scheduling.run_ahead import RunAheadScheduler
+from control_plane.text.model import TextModel
+from control_plane.workers.fleet import WorkerFleet
+from plugins.metrics import NoMetrics
 from plugins.scheduler import Scheduler
-from plugins.types import FinishReason, Request, RequestId, StepResult, TokenId, WorkerInfo
-from tests.fakes import EOS, FakeWorker, expected_output, request, worker_info
+from plugins.types import RequestId, StepPlan, StepResult, TokenizerBundle, WorkerId, WorkerInfo
+from tests.fakes import FakeWorker
+from tests.simulation.checked import CheckedCore, PlanWatcher
+from tests.simulation.clients import Client
+from tests.simulation.drawing import draw_settings, draw_stories
+from tests.simulation.faults import FaultPlan, Point
+from tests.simulation.operators import MAX_FREEZE_S, Addresses, Operators
+from tests.simulation.simulated_worker import SimulatedHandle, SimulatedWorker
+from tests.simulation.tokenizer import bundle, text_model
+from tests.simulation.virtual_loop import VirtualLoop
+
+CALM_S = 60.0  # within so long after the last fault every request has ended
+RECONNECT_S = 5.0  # within so long after the last fault a worker serves again
+WATCH_S = 0.4
 
 
-@dataclass(slots=True)
-class Client:
-    """What one request was promised, and what it got."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one seed showed."""
 
-    request: Request
-    token_ids: list[TokenId] = field(default_factory=list)
-    finish: FinishReason | None = None
-    error: ServingError | None = None
+    seed: int
+    trace: str  # a hash of everything that was decided and delivered
+    fired: Counter[Point]
+    fired_live: Counter[Point]
+    pairs: Counter[tuple[str, str]]
+    seen: Counter[str]
+
+
+def simulate(seed: int) -> Report:
+    """Play one seed to its end. Raises: AssertionError and others: a promise was broken."""
+    loop = VirtualLoop()
+    try:
+        world = World(seed, loop)
+        loop.set_exception_handler(world.on_stray_error)
+        loop.run_until_complete(world.run())
+        assert not asyncio.all_tasks(loop), "tasks are left"
+        return world.report()
+    finally:
+        _end_tasks(loop)
+        loop.close()
+
+
+def _end_tasks(loop: VirtualLoop) -> None:
+    """Let what a failure has left end quietly: the failure is what is told."""
+    loop.set_exception_handler(lambda loop, context: None)
+    tasks = sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=CALM_S))
 
 
 class World:
-    """One seed's story. `run` plays it to the end and checks it on the way."""
+    """Everything there is in one seed. `run` plays it."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        draw = self.random
-        max_step_tokens = draw.choice((4, 7, 16, 64))
-        self.info = worker_info(
-            num_blocks=draw.randint(4, 24),
-            block_size=draw.choice((1, 4, 16)),
-            max_sequences=draw.randint(1, min(8, max_step_tokens)),
-            max_step_tokens=max_step_tokens,
-        )
-        self.config = SchedulerConfig(
-            max_step_tokens=max_step_tokens,
-            max_sequences=draw.randint(1, min(8, max_step_tokens)),
-            watermark_ratio=draw.choice((0.0, 0.1)),
-        )
-        self.scheduler: FCFSScheduler | None = None
-        self.core = EngineCore(self._make_scheduler, max_waiting=draw.choice((4, 16)))
-        self.worker = FakeWorker(self.info)
-        self.results: deque[StepResult] = deque()  # computed, and still on their way to the core
-        self.clients: dict[RequestId, Client] = {}
+    def __init__(self, seed: int, loop: VirtualLoop) -> None:
+        self.seed = seed
+        self.loop = loop
+        self.faults = FaultPlan(seed)
+        settings = draw_settings(seed, self.faults)
+        self.admission = settings.admission
+        self.live: dict[RequestId, Client] = {}
+        self.stale: list[StepResult] = []
         self.seen: Counter[str] = Counter()
-        self.trace = hashlib.blake2b()
-        self.num_requests = draw.randint(1, 40)
-        self._num_started = 0
-        self._connect()
+        self.workers: dict[WorkerId, SimulatedWorker] = {}
+        self.addresses = Addresses()
+        self._draw = random.Random(f"world of {seed}")
+        self._knows = FakeWorker()
+        self._num_taken = 0
+        self._deadly: set[RequestId] = set()
+        self._names: set[RequestId] = set()  # that were ever taken
+        self._calm_at: float | None = None
+        self._failed: asyncio.Future[None] = loop.create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._settings = settings
+        self.watcher = PlanWatcher(self, settings.scheduler.policy == "fcfs")
+        self._core = CheckedCore(
+            self,
+            make_scheduler=choose_scheduler(settings.scheduler, self._raising_scheduler()),
+            limits=settings.admission,
+            router=make_router(settings.router, random.Random(f"router of {seed}").randrange),
+            recovery_timeout_s=settings.workers.recovery_timeout_s,
+        )
+        self.driver = EngineDriver(
+            self._core, NoMetrics(), loop.time, settings.admission, settings.workers.step_timeout_s
+        )
+        models = ServedModels()
+        self._fleet = WorkerFleet(
+            settings.workers,
+            self.addresses,
+            self._make_handle,
+            self.driver,
+            models,
+            Generations(),
+            on_change=lambda is_up, names: None,
+            read_tokenizer=_read_tokenizer,
+            jitter=random.Random(f"jitter of {seed}").random,
+        )
+        self.validator = Validator(models, settings.admission, draw_seed=lambda: 0)
+        self._operators = Operators(self, settings.info, random.Random(f"operators of {seed}"))
+        self._stories = draw_stories(seed, self.faults, settings)
 
-    def run(self) -> None:
-        """Play until every request has ended. Raises: AssertionError, InvariantBroken: a promise was broken."""
-        for _ in range(20_000):
-            if self._num_started == self.num_requests and not self.core.has_work():
-                break
-            self._move()
-        else:
-            raise AssertionError("20,000 moves, and some requests have not ended")
-        self._check_the_end()
+    async def run(self) -> None:
+        """Play, calm down, and look at what is left. Raises: whatever breaks a promise."""
+        for _ in range(self._settings.num_workers):
+            self.addresses.now.append(self.add_worker(self._settings.info))
+        self.addresses.change(self.addresses.now)
+        for work in (self.driver.run(), self._fleet.run(), self._watch(), self._operators.run()):
+            self._start(work)
+        if self._settings.subscribes:
+            self._start(self._follow_cache())
+        clients = [asyncio.create_task(Client(story, self).run(), name=story.name) for story in self._stories]
+        for client in clients:
+            client.add_done_callback(self._note_end)
+        last = self._stories[-1].arrives_at
+        await self._or_failure(asyncio.sleep(last + self._draw.uniform(0.2, 1.0)))
+        await self._calm_down()
+        await self._or_failure(self._all_ended(clients))
+        await self._or_failure(asyncio.sleep(1.0))
+        self._core.check_idle()
+        assert not self.driver._readers, f"readers are left: {sorted(self.driver._readers)}"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._failed.cancel()
+        await asyncio.sleep(MAX_FREEZE_S + 1.0)  # the operators' own timers run out
+        assert self.loop.num_timers() == 0, f"{self.loop.num_timers()} timers are left"
 
-    # -- moves --------------------------------------------------------------------------------------------------
+    def report(self) -> Report:
+        """What the seed showed."""
+        faults = self.faults
+        trace = self._core.trace.hexdigest()
+        return Report(self.seed, trace, faults.fired, faults.fired_live, faults.pairs, self.seen)
 
-    def _move(self) -> None:
-        draw = self.random.random()
-        if draw < 0.2 and self._num_started < self.num_requests:
-            self._submit()
-        elif draw < 0.25:
-            self._cancel(FinishReason.CANCELLED)
-        elif draw < 0.27:
-            self._cancel(FinishReason.DEADLINE)
-        elif draw < 0.275:
-            self._crash()
-        elif self.results:
-            self._step((self.results.popleft(),))
-        else:
-            self._step(())
+    async def _calm_down(self) -> None:
+        """No fault from here on; every request must end in its time."""
+        faults = self.faults
+        if faults.chooses(Point.SERVER_DRAIN):
+            faults.note(Point.SERVER_DRAIN, self.num_live())
+            if self.driver.intake is Intake.PAUSED:
+                self.driver.move_intake(Intake.OPEN)
+            self._start(self._drain())
+        faults.is_over = True
+        self._operators.mend()
+        self._calm_at = self.loop.time()
 
-    def _submit(self) -> None:
-        draw = self.random
-        capacity = min(self.info.num_blocks * self.info.block_size, self.info.model.max_model_len)
-        self._num_started += 1
-        num_prompt = draw.randint(1, max(1, min(capacity - 1, 60)))
-        max_tokens = draw.randint(1, max(1, min(capacity - num_prompt, 30)))
-        prompt = [draw.randint(3, 900) for _ in range(num_prompt)]
-        name = f"r{self._num_started}"
-        if self.clients and draw.random() < 0.2:
-            name = draw.choice(tuple(self.clients))
-        new = request(name, prompt, max_tokens, ignore_eos=draw.random() < 0.5)
-        in_use = new.request_id in self.clients and self.clients[new.request_id].finish is None
+    async def _drain(self) -> None:
+        assert await self.driver.drain(CALM_S), "the drain left requests"
+        assert not self.live, f"the drain left {sorted(self.live)}"
+
+    async def _all_ended(self, clients: list[asyncio.Task[None]]) -> None:
+        _, waiting = await asyncio.wait(clients, timeout=CALM_S)
+        names = sorted(task.get_name() for task in waiting)
+        assert not waiting, f"{names} have not ended {CALM_S:g} s after the last fault"
+
+    # -- who is told what ---------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds on the virtual clock."""
+        return self.loop.time()
+
+    def num_live(self) -> int:
+        """Requests at hand."""
+        return len(self.live)
+
+    def count(self, what: str) -> None:
+        """Note that something happened that a seed should meet now and then."""
+        self.seen[what] += 1
+
+    def may_refuse(self) -> bool:
+        """True while there may be no worker, or the server may be draining."""
+        is_calm = self._calm_at is not None and self.now() > self._calm_at + RECONNECT_S
+        return not is_calm or self.driver.intake is Intake.DRAINING
+
+    def on_request(self, client: Client) -> None:
+        """A request was taken: workers know where its model says the end."""
+        story, request_id = client.story, client.request_id
+        if request_id in self._names:
+            self.faults.note(Point.ID_REUSED, len(self.live) + 1)
+        self._names.add(request_id)
+        self.live[request_id] = client
+        self._num_taken += 1
+        client.arrival = self._num_taken
+        self._knows.salts[request_id] = story.salt
+        self._knows.eos_after.pop(request_id, None)
+        if story.ends_after is not None:
+            self._knows.eos_after[request_id] = story.ends_after
+        self._knows.siblings.discard(request_id)
+        if story.leader is not None:
+            self._knows.siblings.add(request_id)
+        self._deadly.discard(request_id)
+        if story.is_deadly:
+            self._deadly.add(request_id)
+
+    def on_taken(self, worker: SimulatedWorker) -> None:
+        """A worker has a new owner's stream."""
+        self.watcher.forget(worker.worker_id)
+
+    def on_stale(self, result: StepResult) -> None:
+        """A result is sent whose epoch is over: the engine must not see it."""
+        self.stale.append(result)
+
+    def before_plan(self, worker: SimulatedWorker, plan: StepPlan) -> None:
+        """A plan is about to be computed."""
+        rows = worker.fake.rows
+        decoding = {row for row, held in rows.items() if held.num_computed >= len(held.admission.token_ids)}
+        self.watcher.before(worker.worker_id, plan, decoding)
+
+    def after_plan(self, worker: SimulatedWorker, plan: StepPlan, result: StepResult) -> None:
+        """A plan was computed."""
+        self.watcher.after(worker.worker_id, plan, result)
+
+    # -- the pieces ---------------------------------------------------------------------------------------------
+
+    def add_worker(self, info: WorkerInfo) -> WorkerId:
+        """Start another worker, whose address nobody knows yet."""
+        worker_id = WorkerId(f"w{len(self.workers)}:1")
+        draw = random.Random(f"worker {worker_id} of {self.seed}")
+        info = replace(info, tokenizer_sha256=hashlib.sha256(bundle().tokenizer_json).hexdigest())
+        self.workers[worker_id] = SimulatedWorker(
+            worker_id, info, bundle(), self.loop, self.faults, self, self._knows, self._deadly, draw
+        )
+        if self.faults.is_active(Point.POOL_TIGHT):
+            self.faults.note(Point.POOL_TIGHT, len(self._stories))
+        return worker_id
+
+    def _make_handle(self, address: str) -> SimulatedHandle:
+        owner_id = self._settings.workers.owner_id or ""
+        return SimulatedHandle(self.workers[WorkerId(address)], owner_id, is_guarded=self._draw.random() < 0.5)
+
+    def _raising_scheduler(self) -> type[Scheduler] | None:
+        """A plug-in that raises now and then; None where the seed has none."""
+        if not self.faults.is_active(Point.SCHEDULER_RAISES):
+            return None
+        world = self
+
+        class RaisingScheduler(RunAheadScheduler):
+            def schedule(self, throttle_prefills: bool = False) -> StepPlan:
+                if world.faults.draws(Point.SCHEDULER_RAISES):
+                    world.faults.note(Point.SCHEDULER_RAISES, world.num_live())
+                    raise RuntimeError("this plug-in is broken")
+                return super().schedule(throttle_prefills)
+
+        return RaisingScheduler
+
+    # -- watching -----------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Nobody who has something to do may sleep."""
+        before: dict[WorkerId, int] = {}
+        while True:
+            await asyncio.sleep(WATCH_S)
+            asleep = {worker_id: self._core.num_plans[worker_id] for worker_id in self._core.stalled()}
+            for worker_id, num_plans in asleep.items():
+                assert before.get(worker_id) != num_plans, f"{worker_id} has work, and nobody woke the engine"
+            before = asleep
+
+    async def _follow_cache(self) -> None:
+        """Read what is told of cached blocks."""
+        subscription = self.driver.kv_events()
         try:
-            self.core.submit(new)
-        except (QueueFull, DuplicateRequest) as error:
-            assert in_use or isinstance(error, QueueFull), f"{name} has ended, and its name is still taken"
-            self.seen["refused" if isinstance(error, QueueFull) else "duplicate"] += 1
-            return
-        assert not in_use, f"{name} is used twice at once"
-        if new.request_id in self.clients:
-            self._check_tokens(self.clients[new.request_id])
-        if draw.random() < 0.3:
-            self.worker.eos_after[new.request_id] = draw.randint(1, max_tokens)
-        else:
-            self.worker.eos_after.pop(new.request_id, None)
-        self.clients[new.request_id] = Client(new)
+            async for _, event in subscription:
+                self.count(type(event).__name__)
+        finally:
+            subscription.close()
 
-    def _cancel(self, reason: FinishReason) -> None:
-        if self.clients:
-            request_id = self.random.choice(tuple(self.clients))
-            state = "live" if self.clients[request_id].finish is None else "ended"
-            self.core.cancel(request_id, reason)
-            self.seen[f"{reason.name} while {state}"] += 1
+    def on_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback or a forgotten task raised."""
+        error = context.get("exception") or AssertionError(context["message"])
+        if not self._failed.done():
+            self._failed.set_exception(error)
 
-    def _crash(self) -> None:
-        """The worker goes away with everything in flight, and another one comes."""
-        self.seen["crash"] += 1
-        self.core.detach(WorkerLost("the simulated worker was killed"))
-        self._step(())
-        self.results.clear()
-        self.core.connect()
-        self.worker = FakeWorker(self.info, eos_after=self.worker.eos_after)
-        self._connect()
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._note_end)
+        self._tasks.append(task)
 
-    def _connect(self) -> None:
-        self.core.attach(self.info)
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
+            self._failed.set_exception(error)
 
-    def _make_scheduler(self, info: WorkerInfo) -> Scheduler:
-        self.scheduler = FCFSScheduler(self.config, info)
-        return self.scheduler
+    async def _or_failure(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something, unless anything fails meanwhile: that is raised."""
+        task = asyncio.create_task(work)
+        await asyncio.wait((task, self._failed), return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done():
+            task.cancel()
+            self._failed.result()
+        task.result()
 
-    def _step(self, results: tuple[StepResult, ...]) -> None:
-        preempted_before = self.core.load().num_preemptions
-        output = self.core.step(results)
-        self.seen["preemption"] += max(0, self.core.load().num_preemptions - preempted_before)
-        for plan in output.plans:
-            self.trace.update(repr(plan).encode())
-            self.results.append(self.worker.execute(plan))
-        for delivery in output.deliveries:
-            self._receive(delivery)
-        if self.scheduler is not None:
-            self.scheduler.kv.check()
 
-    # -- checks -------------------------------------------------------------------------------------------------
-
-    def _receive(self, delivery: Delivery) -> None:
-        client = self.clients[delivery.request_id]
-        assert client.finish is None, f"{delivery.request_id} got more after its end"
-        client.token_ids += delivery.token_ids
-        client.finish = delivery.finish
-        client.error = delivery.error
-        if delivery.finish is not None:
-            self.seen[delivery.finish.name] += 1
-            normal = delivery.finish in (FinishReason.STOP, FinishReason.LENGTH)
-            assert (delivery.error is None) == normal
-
-    def _check_the_end(self) -> None:
-        for client in self.clients.values():
-            assert client.finish is not None, f"{client.request.request_id} never ended"
-            self._check_tokens(client)
-        while self.results:
-            self._step((self.results.popleft(),))
-        self._step(())
-        load = self.core.load()
-        assert (load.num_running, load.num_waiting) == (0, 0)
-        assert load.num_free_blocks == load.num_blocks
-
-    def _check_tokens(self, client: Client) -> None:
-        tokens = tuple(client.token_ids)
-        expected = expected_output(client.request.prompt_token_ids, len(tokens))
-        if client.finish is FinishReason.STOP:
-            assert tokens[-1] == EOS
-            tokens, expected = tokens[:-1], expected[:-1]
-        assert tokens == expected, f"{client.request.request_id}: {tokens} is not {expected}"
-        if client.finish is FinishReason.LENGTH:
-            assert len(tokens) == client.request.sampling.max_tokens
+async def _read_tokenizer(bundle: TokenizerBundle) -> TextModel:
+    return text_model()

@@ -1,0 +1,153 @@
+"""Bugs in what happens to requests: ends, inputs, recovery, time limits, wake-ups (I1, I5, I11 to I13)."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from control_plane.engine.core import Delivery, EngineCore
+from control_plane.engine.driver import EngineDriver
+from control_plane.engine.lane import Lane, Live
+from control_plane.engine.recovery import Recovery
+from control_plane.engine.streams import OutputStream
+from control_plane.scheduling.sequence import Sequence
+from control_plane.workers.result_order import ResultOrder
+from plugins.errors import RequestCancelled, ServingError
+from plugins.types import FinishReason, GenerationId, Request, RequestId, Row, StepResult
+from tests.simulation.mutants.mutant import Method, Mutant
+
+
+def _ends_again(right: Method) -> Method:
+    """A cancel of what has ended delivers an end of its own."""
+
+    def cancel(self: EngineCore, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        if request_id in self._live:
+            right(self, request_id, reason)
+        else:
+            self._deliveries.append(Delivery(request_id, (), reason, RequestCancelled("it was cancelled")))
+
+    return cancel
+
+
+def _misses_homeless(right: Method) -> Method:
+    """Requests that wait for another worker cannot be ended."""
+
+    def end(self: EngineCore, request_id: RequestId, reason: FinishReason, error: ServingError) -> None:
+        live = self._live.get(request_id)
+        if live is None or live.lane is not None:
+            right(self, request_id, reason, error)
+
+    return end
+
+
+def _never_wakes(right: Method) -> Method:
+    """A new request wakes nobody."""
+
+    def submit(
+        self: EngineDriver, request: Request, generation: GenerationId, deadline_s: float | None
+    ) -> OutputStream:
+        wake, self._wake = self._wake, asyncio.Event()
+        stream: OutputStream = right(self, request, generation, deadline_s)
+        self._wake = wake
+        return stream
+
+    return submit
+
+
+def _forgets_homeless(right: Method) -> Method:
+    """Who waits for a worker is not found by the one that comes."""
+
+    def take_homeless(self: Recovery, generation: GenerationId) -> list[Live]:
+        taken: list[Live] = right(self, generation)
+        return taken[:-1]
+
+    return take_homeless
+
+
+def _drops_output(right: Method) -> Method:
+    """A request goes to another worker without the output that it has."""
+
+    def add(self: Lane, live: Live) -> None:
+        output, live.token_ids = live.token_ids, []
+        right(self, live)
+        live.token_ids = output
+
+    return add
+
+
+def _resumes_short(right: Method) -> Method:
+    """A preempted sequence comes back without its last token."""
+
+    def start(self: Sequence, row: Row, *numbers: int) -> None:
+        if self.num_output_tokens and not self.request.output_token_ids and not self.num_plans:
+            self.token_ids[-1] = self.token_ids[0]
+        right(self, row, *numbers)
+
+    return start
+
+
+def _takes_stale(right: Method) -> Method:
+    """A result of an earlier epoch counts."""
+
+    def accepts(self: ResultOrder, epoch: int, result: StepResult) -> bool:
+        return epoch < self._epoch or bool(right(self, epoch, result))
+
+    return accepts
+
+
+def _blames_everybody(right: Method) -> Method:
+    """Whoever was in a lost plan is taken for the one that was tried."""
+
+    def detach(self: Lane) -> tuple[list[Live], Collection[Live]]:
+        requests, lost = right(self)
+        for live in lost:
+            live.is_suspect = True
+        self.probe = next(iter(requests), None)
+        return requests, lost
+
+    return detach
+
+
+def _never_expires(right: Method) -> Method:
+    """A deadline is taken for no deadline."""
+
+    def submit(
+        self: EngineDriver, request: Request, generation: GenerationId, deadline_s: float | None
+    ) -> OutputStream:
+        stream: OutputStream = right(self, request, generation, None)
+        return stream
+
+    return submit
+
+
+def _keeps_readers(right: Method) -> Method:
+    """The timer of a request outlives it."""
+
+    def end_reader(self: EngineDriver, request_id: RequestId, reader: Any) -> None:
+        reader.timer = None
+        right(self, request_id, reader)
+
+    return end_reader
+
+
+def _steps_while_paused(right: Method) -> Method:
+    """A pause of the server does not reach the workers."""
+
+    def may_step(self: EngineCore, lane: Lane) -> bool:
+        return lane.facts.permit_step
+
+    return may_step
+
+
+MUTANTS = (
+    Mutant("I1", "double finish", EngineCore, "cancel", _ends_again),
+    Mutant("I1", "missed cancel of the homeless", EngineCore, "end", _misses_homeless),
+    Mutant("I1", "forgotten homeless", Recovery, "take_homeless", _forgets_homeless),
+    Mutant("I5", "own output dropped at recovery", Lane, "add", _drops_output),
+    Mutant("I5", "wrong token after a preemption", Sequence, "start", _resumes_short),
+    Mutant("I11", "lost wake-up", EngineDriver, "submit", _never_wakes),
+    Mutant("I11", "deadline ignored", EngineDriver, "submit", _never_expires),
+    Mutant("I11", "timer left behind", EngineDriver, "_end_reader", _keeps_readers),
+    Mutant("I12", "step while paused", EngineCore, "_may_step", _steps_while_paused),
+    Mutant("I13", "stale epoch accepted", ResultOrder, "accepts", _takes_stale),
+    Mutant("I13", "neighbours blamed for a death", Lane, "detach", _blames_everybody),
+)
