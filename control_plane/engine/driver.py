@@ -15,7 +15,7 @@ from control_plane.engine.gauges import Gauges
 from control_plane.engine.kv_subscription import KvSubscription
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.handle import WorkerHandle
-from plugins.errors import InvariantBroken, ReaderTooSlow, ServingError, WorkerLost
+from plugins.errors import InvariantBroken, NotServing, ReaderTooSlow, ServingError, WorkerLost
 from plugins.metrics import STEP_ROUND_TRIP, STEP_TOKENS, Metrics
 from plugins.scheduler import SchedulerLoad
 from plugins.types import FinishReason, GenerationId, Request, RequestId, StepResult, WorkerId, WorkerInfo
@@ -76,6 +76,7 @@ class EngineDriver:
         self._idle.set()
         self._idle_workers: dict[WorkerId, asyncio.Event] = {}  # those that somebody waits for
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._is_stopping = False  # the server drains for good
 
     # -- for the API --------------------------------------------------------------------------------------------
 
@@ -122,14 +123,19 @@ class EngineDriver:
     def move_intake(self, to: Intake, worker_ids: Collection[WorkerId] = ()) -> None:
         """Open, pause or drain some workers, or with none named the server.
 
-        Raises: InvariantBroken: not a legal move, or no such worker; then nothing has changed.
+        Raises: NotServing: the server stops; InvariantBroken: not a legal move, or no such worker. Then nothing has
+        changed.
         """
+        if self._is_stopping and not worker_ids:
+            raise NotServing("the server is stopping")
         self._core.move_intake(to, worker_ids)
         self._wake.set()
 
     async def drain(self, grace_s: float) -> bool:
-        """Take no new requests, and wait for those at hand. Returns False if some are left after the grace."""
-        self.move_intake(Intake.DRAINING)
+        """Stop: take no new requests any more, and wait for those at hand. False if some are left after the grace."""
+        self._core.move_intake(Intake.DRAINING)
+        self._is_stopping = True
+        self._wake.set()
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:

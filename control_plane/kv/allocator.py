@@ -194,6 +194,10 @@ class Allocator:
         """Return what happened to cached blocks since the last call, in order."""
         return self._cache.take_events()
 
+    def num_sole(self, request_id: RequestId) -> int:
+        """Count the blocks that `release` would free: those that no other table holds."""
+        return sum(1 for block_id in self._tables.get(request_id, ()) if self._pool.reference_count(block_id) == 1)
+
     def check(self) -> None:
         """Compare pool, names and tables. Costs one pass over all blocks. Raises: InvariantBroken."""
         self._pool.check()

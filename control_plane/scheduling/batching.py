@@ -205,14 +205,24 @@ class BatchingScheduler(Scheduler):
     # -- the stages of a plan -----------------------------------------------------------------------------------
 
     def _displace(self) -> None:
-        """Let the first that waits take the place of the last that runs, where the policy says so."""
-        while self._running and (first := self._waiting.first()) is not None:
-            last = self._running[-1]
-            num_blocks = self.kv.num_blocks_for(first.num_known)
-            has_room = self._free_rows and num_blocks <= self.kv.num_free - self._watermark
-            if has_room or first.place > last.place or not self._policy.displaces(first.request, last.request):
+        """Let the first that waits take the place of the last that run, where the policy says so and it is enough."""
+        first = self._waiting.first()
+        if first is None or first.num_plans or not self._running:
+            return
+        num_missing = self.kv.num_blocks_for(first.num_known) + self._watermark - self.kv.num_free
+        if self._free_rows and num_missing <= 0:
+            return
+        victims: list[Sequence] = []
+        for last in reversed(self._running):
+            if first.place > last.place or not self._policy.displaces(first.request, last.request):
                 return
-            self._preempt(last)
+            victims.append(last)
+            num_missing -= self.kv.num_sole(last.request_id)
+            if num_missing <= 0:
+                break
+        if num_missing <= 0:
+            for victim in victims:
+                self._preempt(victim)
 
     def _plan_decodes(self, draft: _Draft) -> list[Sequence]:
         """Plan one token for everybody who has one to compute; return those that have more, prompts in the making."""

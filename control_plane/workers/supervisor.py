@@ -122,7 +122,6 @@ class WorkerSupervisor:
         """
         while True:
             handle, served = await self._connect()
-            self._on_change()
             try:
                 await self._serve(handle, served)
             except _GONE as error:
@@ -187,9 +186,6 @@ class WorkerSupervisor:
             if isinstance(error, _GONE):
                 self._driver.lose(self._worker_id, error)
             raise
-        self._served = served
-        if self._before_leaving is None:
-            self._models.add(self._worker_id, served)
         self._see(info=info, detail="", generation=served.generation)
         self._complaint = ""
         logger.info(
@@ -227,6 +223,9 @@ class WorkerSupervisor:
         )
         beating = asyncio.create_task(self._watch_heart(handle, served.worker), name=f"heart of {self._worker_id}")
         try:
+            await asyncio.sleep(0)  # the engine attaches it before it first waits, and takes requests for it then
+            if not serving.done():
+                self._announce(served)
             await asyncio.wait((serving, beating), return_when=asyncio.FIRST_COMPLETED)
             ended = serving if serving.done() else beating  # the engine's reason says more
             ended.result()
@@ -235,6 +234,12 @@ class WorkerSupervisor:
                 task.cancel()
             await asyncio.gather(serving, beating, return_exceptions=True)
         raise InvariantBroken(f"serving worker {self._worker_id} ended without a reason")
+
+    def _announce(self, served: ServedModel) -> None:
+        self._served = served
+        if self._before_leaving is None:
+            self._models.add(self._worker_id, served)
+        self._on_change()
 
     async def _watch_heart(self, handle: WorkerHandle, info: WorkerInfo) -> None:
         """Ask twice in a heartbeat whether it is still there, so that a freeze is noticed within 1.5 of them."""

@@ -9,7 +9,7 @@ import pytest
 from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.core import EngineCore
 from control_plane.engine.driver import EngineDriver
-from control_plane.engine.facts import Link
+from control_plane.engine.facts import Intake, Link
 from control_plane.engine.kv_subscription import MAX_EVENTS
 from control_plane.engine.router import RoundRobin
 from control_plane.engine.streams import Output, OutputStream
@@ -304,6 +304,8 @@ async def test_a_drain_waits_for_those_at_hand_and_refuses_newcomers() -> None:
         assert stream.is_ended
         with pytest.raises(NotServing, match="draining"):
             driver.submit(request("b"), G, deadline_s=None)
+        with pytest.raises(NotServing, match="the server is stopping"):
+            driver.move_intake(Intake.OPEN)
 
 
 @on_virtual_time
