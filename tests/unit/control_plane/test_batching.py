@@ -1,30 +1,42 @@
 """The default scheduler by example: what goes into a plan, and what a result does."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from control_plane.scheduling.config import SchedulerConfig
+from control_plane.scheduling.first_come import FirstComePolicy
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from plugins.errors import InvalidConfig, InvariantBroken
 from plugins.types import (
     Chunk,
     Finished,
     FinishReason,
+    Request,
     RequestId,
     Row,
     RowFailure,
     StepPlan,
     StepResult,
 )
-from tests.fakes import FakeWorker, request, worker_info
+from tests.fakes import FakeWorker, expected_output, request, worker_info
+from tests.unit.control_plane.driving import Bench, asking
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
 def make_scheduler(
-    num_blocks: int = 64, max_step_tokens: int = 32, max_sequences: int = 8, watermark_ratio: float = 0.0
+    num_blocks: int = 64,
+    max_step_tokens: int = 32,
+    max_sequences: int = 8,
+    watermark_ratio: float = 0.0,
+    max_chunk_tokens: int | None = None,
 ) -> RunAheadScheduler:
     config = SchedulerConfig(
-        max_step_tokens=max_step_tokens, max_sequences=max_sequences, watermark_ratio=watermark_ratio
+        max_step_tokens=max_step_tokens,
+        max_sequences=max_sequences,
+        watermark_ratio=watermark_ratio,
+        max_chunk_tokens=max_chunk_tokens,
     )
     return RunAheadScheduler(config, worker_info(num_blocks=num_blocks, max_step_tokens=max_step_tokens))
 
@@ -276,3 +288,126 @@ def test_limits_that_are_left_out_are_those_of_the_worker() -> None:
 def test_a_budget_smaller_than_the_number_of_sequences_is_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"scheduler.max_step_tokens \(4\) must be at least"):
         SchedulerConfig(max_step_tokens=4, max_sequences=8)
+
+
+def test_a_prompt_has_at_most_its_share_of_a_step_while_others_wait_and_all_of_it_when_it_is_alone() -> None:
+    alone, beside = (Bench(make_scheduler(max_chunk_tokens=8)) for _ in range(2))
+    alone.add(asking("a", range(3, 23)))
+    beside.add(asking("a", range(3, 23)), asking("b", range(30, 50)))
+
+    assert names(alone.plan()) == [(0, 20)]
+    assert names(beside.plan()) == [(0, 8), (1, 8)]
+
+
+def test_at_most_two_prompts_are_half_done() -> None:
+    bench = Bench(make_scheduler(max_chunk_tokens=4))
+    bench.add(*(asking(name, range(3, 13)) for name in ("a", "b", "c")))
+
+    plans = [bench.plan() for _ in range(4)]
+
+    assert [names(plan) for plan in plans] == [
+        [(0, 4), (1, 4)],
+        [(0, 4), (1, 4)],
+        [(0, 2), (1, 2), (2, 4)],
+        [(0, 1), (1, 1), (2, 4)],
+    ]
+
+
+def test_throttling_is_ignored_while_somebody_waits_for_room() -> None:
+    # b's prompt is half done beside a, which decodes. Only if c waits for a row is it worth while to hurry.
+    spacious, full = (Bench(make_scheduler(max_chunk_tokens=4, max_sequences=2)) for _ in range(2))
+    for bench in (spacious, full):
+        bench.add(asking("a", (3,), max_tokens=9), asking("b", range(3, 15)))
+    full.add(asking("c"))
+    for bench in (spacious, full):
+        bench.step()
+
+    assert names(spacious.plan(throttle_prefills=True)) == [(0, 1)]
+    assert names(full.plan(throttle_prefills=True)) == [(0, 1), (1, 4)]
+
+
+def test_a_request_is_admitted_when_all_its_known_tokens_have_room_not_just_the_first_chunk() -> None:
+    bench = Bench(make_scheduler(num_blocks=8, max_step_tokens=8), FakeWorker(worker_info(num_blocks=8)))
+    bench.add(asking("a", range(3, 15), max_tokens=2), asking("b", range(30, 54), max_tokens=2))
+
+    admitted = [[each.request_id for each in bench.step().admitted] for _ in range(4)]
+
+    assert admitted == [[A], [], [], [B]]  # b needs 6 blocks of 8, and a has 4 until its second token has come
+
+
+def test_a_policy_decides_whether_anybody_is_admitted() -> None:
+    class OneAtATime(FirstComePolicy):
+        def admit(self, request: Request, running: Sequence[Request]) -> bool:
+            return not running
+
+    bench = Bench(RunAheadScheduler(SchedulerConfig(), worker_info(), OneAtATime()))
+    bench.add(asking("a", max_tokens=1), asking("b", max_tokens=1))
+
+    assert [[each.request_id for each in bench.step().admitted] for _ in range(2)] == [[A], [B]]
+
+
+def test_a_request_that_has_output_goes_on_from_there_and_nothing_comes_twice() -> None:
+    bench = Bench(make_scheduler())
+    said = expected_output((3, 4, 5), 5)
+    bench.add(asking("a", (3, 4, 5), max_tokens=5, output_token_ids=said[:2]))
+
+    bench.finish_all(ahead=2)
+
+    (admission,) = bench.admissions("a")
+    assert (admission.token_ids, admission.num_prompt_tokens) == ((3, 4, 5, *said[:2]), 3)
+    assert bench.outputs == {A: said[2:]}
+    assert bench.ends == {A: FinishReason.LENGTH}
+
+
+def test_a_prompt_is_looked_up_once_however_often_its_request_is_admitted() -> None:
+    # 5 blocks: b has to give way when a grows, and is admitted again.
+    bench = Bench(make_scheduler(num_blocks=5), FakeWorker(worker_info(num_blocks=5)))
+    bench.add(asking("a", range(3, 11), max_tokens=8), asking("b", range(20, 28), max_tokens=8))
+    bench.add(asking("c", range(20, 28), max_tokens=2, output_token_ids=expected_output(range(20, 28), 1)))
+
+    bench.finish_all(ahead=2)
+
+    assert len(bench.admissions("b")) == 2
+    assert bench.scheduler.load().num_prefix_tokens == 16  # a's and b's; c was looked up where it was before
+
+
+def test_load_tells_who_runs_and_waits_with_how_many_tokens() -> None:
+    bench = Bench(make_scheduler(max_sequences=1, max_step_tokens=8))
+    bench.add(asking("a", range(3, 23)), asking("b", range(3, 10)), asking("c", range(3, 6)))
+
+    bench.step()
+
+    load = bench.scheduler.load()
+    assert (load.num_running, load.num_waiting) == (1, 2)
+    assert (load.num_waiting_tokens, load.num_uncomputed_tokens) == (10, 12)
+    assert (load.num_blocks, load.num_free_blocks) == (64, 59)
+
+
+def test_a_request_cannot_be_given_twice() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(request("a"))
+
+    with pytest.raises(InvariantBroken, match="request 'a' is scheduled twice"):
+        scheduler.add_request(request("a"))
+
+
+def test_a_heavy_request_is_served_before_the_light_ones_behind_it() -> None:
+    """B059: the order is strict. The heavy one starts after the one request that runs; none of 20 small ones passes."""
+    info = worker_info(num_blocks=32, max_sequences=32)
+    bench = Bench(RunAheadScheduler(SchedulerConfig(), info), FakeWorker(info))
+    bench.add(asking("first", range(3, 15), max_tokens=8), asking("heavy", range(3, 119), max_tokens=4))
+    bench.add(*(asking(f"small{number}", (3,), max_tokens=2) for number in range(20)))
+
+    bench.finish_all(ahead=2)
+
+    assert list(bench.ends)[:2] == ["first", "heavy"]
+    assert len(bench.ends) == 22
+
+
+def test_a_request_that_has_a_place_is_never_moved_by_what_comes_later() -> None:
+    bench = Bench(make_scheduler(max_sequences=1))
+    bench.add(*(asking(name, max_tokens=2, arrival=arrival) for name, arrival in (("c", 3), ("a", 1), ("b", 2))))
+
+    bench.finish_all(ahead=2)
+
+    assert list(bench.ends) == [A, B, C]
