@@ -1,0 +1,170 @@
+"""Who gives blocks or a row back, when, and how it comes back."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from control_plane.scheduling.config import SchedulerConfig
+from control_plane.scheduling.first_come import FirstComePolicy
+from control_plane.scheduling.priority import PriorityPolicy
+from control_plane.scheduling.run_ahead import RunAheadScheduler
+from plugins.scheduler import SchedulingPolicy
+from plugins.types import FinishReason, Request, RequestId
+from tests.fakes import FakeWorker, expected_output, worker_info
+from tests.unit.control_plane.driving import Bench, asking
+
+A, B, C, D = (RequestId(name) for name in "abcd")
+
+
+def make_bench(
+    num_blocks: int = 64,
+    max_sequences: int = 8,
+    policy: SchedulingPolicy | None = None,
+    block_size: int = 4,
+    max_step_tokens: int = 64,
+    config: SchedulerConfig | None = None,
+) -> Bench:
+    info = worker_info(num_blocks, block_size, max_sequences, max_step_tokens)
+    config = config or SchedulerConfig(watermark_ratio=0.0)
+    return Bench(RunAheadScheduler(config, info, policy), FakeWorker(info))
+
+
+class SecondLast(FirstComePolicy):
+    """Spares the last one."""
+
+    def victim(self, running: Sequence[Request]) -> int:
+        return max(0, len(running) - 2)
+
+
+def test_a_policy_chooses_who_gives_its_blocks_back() -> None:
+    # Three prompts of 4 tokens fill 3 of 4 blocks of 4. All want a fifth token; the first gets the fourth block.
+    bench = make_bench(num_blocks=4, policy=SecondLast())
+    bench.add(*(asking(name, range(start, start + 4)) for name, start in (("a", 10), ("b", 20), ("c", 30))))
+    bench.step()
+
+    plan = bench.plan()
+
+    assert plan.released_rows == (1,)
+    assert [chunk.row for chunk in plan.chunks] == [0, 2]
+
+
+def test_who_wants_to_grow_may_have_to_give_way_itself() -> None:
+    # b is asked for, among b and c, the second last: itself.
+    bench = make_bench(num_blocks=5, policy=SecondLast())
+    bench.add(asking("a", range(10, 22), max_tokens=9), asking("b", range(30, 34)), asking("c", range(40, 43)))
+    bench.step()
+
+    plan = bench.plan()
+
+    assert plan.released_rows == (1,)
+    assert [chunk.row for chunk in plan.chunks] == [0, 2]
+
+
+def test_nobody_is_admitted_in_the_step_that_preempts() -> None:
+    bench = make_bench(num_blocks=5)
+    bench.add(asking("a", range(10, 18)), asking("b", range(20, 32)), asking("c", (3,)))
+    bench.step()
+
+    plan = bench.plan()  # a needs a third block: b, the last that runs, gives up three
+
+    assert (plan.released_rows, plan.admitted) == ((1,), ())
+
+
+def test_a_preempted_request_keeps_its_place_before_those_that_came_later() -> None:
+    bench = make_bench(num_blocks=4, max_sequences=2)
+    bench.add(asking("a", range(10, 18), max_tokens=6), asking("b", range(20, 27), max_tokens=6))
+    bench.add(asking("c", (3,), max_tokens=1), asking("d", (4,), max_tokens=1))
+
+    bench.finish_all(ahead=2)
+
+    assert bench.scheduler.load().num_preemptions == 1
+    assert [each.request_id for plan in bench.plans for each in plan.admitted] == [A, B, B, C, D]
+    assert bench.outputs[B] == expected_output(range(20, 27), 6)
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_an_urgent_request_takes_a_row_in_the_next_plan_and_the_last_one_starts_over_later(ahead: int) -> None:
+    """B061: the first token comes with the first plan that is made after the request came."""
+    bench = make_bench(num_blocks=400, max_sequences=4, policy=PriorityPolicy(ageing_s=10.0))
+    bench.add(*(asking(name, (ord(name),), max_tokens=300, priority=10) for name in "abcd"))
+    for _ in range(5):
+        bench.step()
+    for _ in range(ahead - 1):
+        bench.plan()  # its result is still to come
+    bench.add(asking("urgent", range(3, 11), max_tokens=8, priority=0, arrival_s=1.0))
+
+    plan = bench.plan()
+    for _ in range(ahead):
+        bench.answer()
+
+    assert plan.released_rows == (3,)
+    assert [each.request_id for each in plan.admitted] == ["urgent"]
+    assert bench.outputs[RequestId("urgent")] == expected_output(range(3, 11), 1)
+    bench.finish_all(ahead)
+    assert set(bench.ends.values()) == {FinishReason.LENGTH}
+    assert bench.outputs[D] == expected_output((ord("d"),), 300)
+    assert bench.scheduler.load().num_preemptions == 1
+
+
+def test_equal_priorities_never_displace_each_other() -> None:
+    """B061: ties never preempt, not even for an older request."""
+    bench = make_bench(max_sequences=1, policy=PriorityPolicy(ageing_s=10.0))
+    bench.add(asking("a", max_tokens=9, priority=10, arrival=2, arrival_s=5.0))
+    bench.step()
+    bench.add(asking("b", max_tokens=9, priority=10, arrival=1, arrival_s=1.0))
+
+    bench.finish_all()
+
+    assert bench.scheduler.load().num_preemptions == 0
+    assert list(bench.ends) == [A, B]
+
+
+def test_an_urgent_request_waits_when_there_is_room_anyway() -> None:
+    bench = make_bench(max_sequences=2, policy=PriorityPolicy(ageing_s=10.0))
+    bench.add(asking("a", max_tokens=9, priority=10))
+    bench.step()
+    bench.add(asking("b", priority=0))
+
+    plan = bench.plan()
+
+    assert (plan.released_rows, [each.request_id for each in plan.admitted]) == ((), [B])
+
+
+def test_nobody_is_displaced_when_that_would_not_make_enough_room() -> None:
+    # a is as urgent as c and holds most blocks; displacing b would free 2, and c needs 6.
+    bench = make_bench(num_blocks=12, policy=PriorityPolicy(ageing_s=10.0))
+    bench.add(asking("a", range(10, 42), max_tokens=2), asking("b", range(50, 57), max_tokens=9, priority=10))
+    bench.step()
+    bench.add(asking("c", range(60, 84), priority=0, arrival_s=1.0))
+
+    assert bench.plan().released_rows == ()
+
+
+def test_a_request_that_fits_only_alone_ends_within_bounds_and_those_behind_it_finish() -> None:
+    """B056: 8 blocks of 16 hold 128 tokens, and the prompt of 100 may have 28 more; admission caps max_tokens so."""
+    for names in ("a", "abcd"):
+        bench = make_bench(num_blocks=8, block_size=16, config=SchedulerConfig())
+        bench.add(asking("a", range(3, 103), max_tokens=28))
+        bench.add(*(asking(name, (3, 4), max_tokens=8) for name in names[1:]))
+
+        bench.finish_all(ahead=2)
+
+        assert set(bench.ends) == set(names)
+        assert set(bench.ends.values()) == {FinishReason.LENGTH}
+        assert bench.outputs[A] == expected_output(range(3, 103), 28)
+        assert len(bench.admissions("a")) == 1
+        assert len(bench.plans) <= 60
+
+
+def test_long_prompts_that_do_not_fit_together_compute_little_twice() -> None:
+    """B057: 4 requests of 250 + 150 tokens, 40 blocks of 16 without a prefix cache, chunks of 64."""
+    config = SchedulerConfig(prefix_caching=False, max_chunk_tokens=64)
+    bench = make_bench(num_blocks=40, block_size=16, max_step_tokens=256, config=config)
+    prompts = {name: range(start, start + 250) for name, start in (("a", 3), ("b", 100), ("c", 200), ("d", 300))}
+    bench.add(*(asking(name, prompt, max_tokens=150) for name, prompt in prompts.items()))
+
+    bench.finish_all(ahead=2)
+
+    num_useful = 4 * (250 + 150 - 1)
+    assert sum(plan.num_tokens for plan in bench.plans) <= 3 * num_useful
+    assert bench.outputs == {RequestId(name): expected_output(prompt, 150) for name, prompt in prompts.items()}
