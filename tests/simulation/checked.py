@@ -15,7 +15,7 @@ from control_plane.engine.lane import Lane
 from control_plane.scheduling.batching import BatchingScheduler
 from control_plane.scheduling.sequence import State
 from plugins.errors import PluginFailed, ServingError, WorkerLeaving, WorkerTaken
-from plugins.types import FinishReason, RequestId, Row, StepPlan, StepResult, WorkerId
+from plugins.types import Admission, FinishReason, RequestId, Row, StepPlan, StepResult, WorkerId
 from tests.simulation.clients import Client, Moment
 from tests.simulation.faults import FaultPlan, Point
 
@@ -43,8 +43,9 @@ class Watched(Protocol):
 class CheckedCore(EngineCore):
     """Raises AssertionError, PlanViolation or InvariantBroken from the step that breaks a promise."""
 
-    def __init__(self, world: Watched, **kwargs: Any) -> None:
+    def __init__(self, world: Watched, is_first_come: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._is_first_come = is_first_come
         self.trace = hashlib.blake2b(digest_size=16)  # of all decisions and all that was delivered
         self.num_plans: Counter[WorkerId] = Counter()
         self._world = world
@@ -90,6 +91,13 @@ class CheckedCore(EngineCore):
             event = "deadline" if reason is FinishReason.DEADLINE else "abort"
             self._world.faults.note_pair(self.state_of(request_id), event)
         super().cancel(request_id, reason)
+
+    def expire_homeless(self, now_s: float) -> None:
+        before = dict(self._live)
+        super().expire_homeless(now_s)
+        for request_id in before.keys() - self._live.keys():
+            lanes = self._lanes_of(before[request_id].generation)
+            assert not lanes, f"{request_id} was given up, and {lanes[0].worker_id} is there"
 
     def _detach(self, lane: Lane, error: ServingError) -> None:
         is_loss = lane.scheduler is not None
@@ -164,12 +172,29 @@ class CheckedCore(EngineCore):
         admitted = [(each.row, each.request_id, each.block_ids, each.num_cached_tokens) for each in plan.admitted]
         chunks = [(each.row, each.num_tokens, each.new_blocks) for each in plan.chunks]
         self._note(f"{worker_id} {plan.seq} {plan.released_rows} {len(plan.block_copies)} {admitted} {chunks}")
+        for admission in plan.admitted:
+            self._check_admission(worker_id, admission)
         finished = self._finished_rows.setdefault(worker_id, set())
         finished.difference_update(plan.released_rows)
         for row in (*plan.released_rows, *(admission.row for admission in plan.admitted)):
             self._changed_in[worker_id, row] = plan.seq
         named = finished.intersection(chunk.row for chunk in plan.chunks)
         assert not named, f"{worker_id}: plan {plan.seq} names rows {sorted(named)}, which have ended"
+
+    def _check_admission(self, worker_id: WorkerId, admission: Admission) -> None:
+        """Nobody who came earlier waits where first come is first served, and what was cached is told once."""
+        client = self._world.live.get(admission.request_id)
+        if client is None:
+            return  # it ended in this very step
+        if client.num_cached_tokens is None:
+            client.num_cached_tokens = min(admission.num_cached_tokens, admission.num_prompt_tokens)
+        scheduler = self._lanes[worker_id].scheduler
+        if self._is_first_come and isinstance(scheduler, BatchingScheduler):
+            held = {each.request_id for group in scheduler._siblings.values() for each in group}
+            waiting = {each.request_id for each in scheduler._sequences.values() if each.state is State.WAITING} - held
+            if admission.request_id not in waiting:  # else the plan behind this one took its row again
+                first = min((self._world.live[request_id].arrival for request_id in waiting), default=client.arrival)
+                assert first >= client.arrival, f"{client.request_id} starts, and somebody who came before it waits"
 
     def _check_lane(self, lane: Lane) -> None:
         scheduler = lane.scheduler
@@ -178,6 +203,7 @@ class CheckedCore(EngineCore):
             load = scheduler.load()
             assert load.num_running + load.num_waiting == len(lane.live), f"{lane.worker_id}: {load}"
             assert load.num_running or load.num_free_blocks == load.num_blocks, f"{lane.worker_id} lost blocks: {load}"
+            assert load.num_waiting_tokens >= 0 or load.num_waiting, f"{lane.worker_id}: {load}"
 
     def _note(self, text: str) -> None:
         self.trace.update(f"{self._world.now():.6f} {text}\n".encode())

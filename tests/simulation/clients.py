@@ -124,6 +124,7 @@ class Client:
         self.refusal: ServingError | None = None
         self.taken_at = 0.0
         self.arrival = 0  # grows with each request that was taken
+        self.num_cached_tokens: int | None = None  # of its prompt, when it first got a row
         self.num_admissions = 0
         self.num_preemptions = 0
         self.num_deaths = 0  # of workers, while a plan with this request was in flight
@@ -144,6 +145,7 @@ class Client:
         stream = await self._submit()
         if stream is None:
             return
+        num_cached = 0
         detokenizer = self.served.text.detokenizer()
         try:
             while self.finish is None:
@@ -153,10 +155,12 @@ class Client:
                 self.token_ids += output.token_ids
                 self._text.append(detokenizer.push(output.token_ids))
                 self.finish, self.error = output.finish, output.error
+                num_cached = output.num_cached_tokens
         finally:
             if not stream.is_ended:
                 self._world.driver.cancel(self.request_id)
         self._text.append(detokenizer.flush())
+        assert num_cached == (self.num_cached_tokens or 0), f"{self.request_id} is told {num_cached} cached tokens"
         self.reach(Moment.ENDED)
         self._check()
 

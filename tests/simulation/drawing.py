@@ -18,7 +18,8 @@ ROUTERS = ("prefix_affinity", "least_load", "power_of_two", "round_robin")
 POLICIES = ("fcfs", "fcfs", "priority", "fair_share")
 MAX_PROMPT = 40
 MAX_OUTPUT = 24
-MAX_REQUESTS = 24
+FEW_REQUESTS = (3, 24)
+MANY_REQUESTS = (60, 150)  # in some seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def draw_stories(seed: int, faults: FaultPlan, settings: Settings) -> list[Story
     stories: list[Story] = []
     now = 0.1
     hurry = draw.choice((0.001, 0.005, 0.04))
-    for number in range(draw.randint(3, MAX_REQUESTS)):
+    for number in range(draw.randint(*(MANY_REQUESTS if draw.random() < 0.1 else FEW_REQUESTS))):
         now += draw.expovariate(1 / hurry)
         prompt = _draw_prompt(draw, prefixes, block_size, max_prompt(faults))
         max_tokens = draw.choice((1, 2, draw.randint(1, MAX_OUTPUT), draw.randint(1, MAX_OUTPUT), MAX_OUTPUT))

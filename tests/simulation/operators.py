@@ -48,6 +48,7 @@ class Site(Protocol):
     faults: FaultPlan
     workers: dict[WorkerId, SimulatedWorker]
     addresses: Addresses
+    heartbeat_s: float
 
     def num_live(self) -> int:
         """Requests at hand."""
@@ -123,7 +124,7 @@ class Operators:
     def _freeze(self) -> bool:
         worker = self._some_worker()
         if worker is not None and worker.thawed.is_set():
-            worker.freeze()
+            worker.freeze(self._site.heartbeat_s * 1.5 + 0.05)
             self._site.loop.call_later(self._draw.choice((0.2, 1.2, MAX_FREEZE_S)), worker.thaw)
             return True
         return False

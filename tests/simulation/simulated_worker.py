@@ -124,10 +124,17 @@ class SimulatedWorker:
         if self.is_up:
             self.leave()
 
-    def freeze(self) -> None:
-        """Stand still: nothing is answered until `thaw`."""
+    def freeze(self, noticed_within_s: float) -> None:
+        """Stand still: nothing is answered until `thaw`. Whoever uses the worker has so long to notice."""
         if self.is_up:
             self.thawed.clear()
+            args = (self._stream, self.info.incarnation, self.loop.stalled_s)
+            self.loop.call_later(noticed_within_s, self._check_that_it_was_noticed, *args)
+
+    def _check_that_it_was_noticed(self, stream: "SimulatedHandle | None", incarnation: str, stalled_s: float) -> None:
+        is_frozen = not self.thawed.is_set() and self.info.incarnation == incarnation
+        if is_frozen and stream is not None and self.loop.stalled_s == stalled_s:
+            assert self._stream is not stream, f"nobody noticed that {self.worker_id} is frozen"
 
     def thaw(self) -> None:
         """Go on where it stood: what would have been sent meanwhile is sent now."""

@@ -21,6 +21,7 @@ from control_plane.engine.served import ServedModels
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from control_plane.text.model import TextModel
 from control_plane.workers.fleet import WorkerFleet
+from plugins.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from plugins.metrics import NoMetrics
 from plugins.scheduler import Scheduler
 from plugins.types import RequestId, StepPlan, StepResult, TokenizerBundle, WorkerId, WorkerInfo
@@ -84,6 +85,7 @@ class World:
         self.faults = FaultPlan(seed)
         settings = draw_settings(seed, self.faults)
         self.admission = settings.admission
+        self.heartbeat_s = settings.workers.heartbeat_s
         self.live: dict[RequestId, Client] = {}
         self.stale: list[StepResult] = []
         self.seen: Counter[str] = Counter()
@@ -101,6 +103,7 @@ class World:
         self.watcher = PlanWatcher(self, settings.scheduler.policy == "fcfs")
         self._core = CheckedCore(
             self,
+            settings.scheduler.policy == "fcfs",
             make_scheduler=choose_scheduler(settings.scheduler, self._raising_scheduler()),
             limits=settings.admission,
             router=make_router(settings.router, random.Random(f"router of {seed}").randrange),
@@ -281,11 +284,23 @@ class World:
             before = asleep
 
     async def _follow_cache(self) -> None:
-        """Read what is told of cached blocks."""
+        """Read what is told of cached blocks, and keep the books of an outside router."""
         subscription = self.driver.kv_events()
+        known: dict[WorkerId, set[bytes]] = {}
         try:
-            async for _, event in subscription:
+            async for worker_id, event in subscription:
                 self.count(type(event).__name__)
+                blocks = known.setdefault(worker_id, set())
+                match event:
+                    case BlocksStored():
+                        assert blocks.isdisjoint(event.block_hashes), f"{worker_id} stores a block twice"
+                        assert len(event.token_ids) == len(event.block_hashes) * event.block_size
+                        blocks.update(event.block_hashes)
+                    case BlocksRemoved():
+                        assert blocks.issuperset(event.block_hashes), f"{worker_id} removes a block it did not store"
+                        blocks.difference_update(event.block_hashes)
+                    case BlocksCleared():
+                        blocks.clear()
         finally:
             subscription.close()
 
