@@ -20,6 +20,7 @@ from plugins.errors import (
     ServingError,
     WorkerLost,
 )
+from plugins.kv_events import BlocksCleared
 from plugins.types import (
     Chunk,
     FinishReason,
@@ -33,6 +34,7 @@ from plugins.types import (
     WorkerId,
 )
 from tests.fakes import EOS, FakeWorker, expected_output, request, worker_info
+from tests.unit.control_plane.driving import Cluster, asking
 
 A, B = RequestId("a"), RequestId("b")
 W, G = WorkerId("w"), GenerationId("g")
@@ -317,3 +319,63 @@ def test_a_worker_that_will_be_detached_gets_no_plan_that_its_requests_could_be_
     core.connect(W)
     core.attach(W, worker_info(), G, now_s=0.0)
     assert [admission.request_id for admission in step(core).plans[0].admitted] == ["a"]
+
+
+def test_one_worker_that_talks_nonsense_is_lost_and_the_other_goes_on() -> None:
+    cluster = Cluster()
+    cluster.attach("w")
+    cluster.attach("v")
+    cluster.submit(asking("a", (3, 4)), asking("b", (5, 6)))
+    cluster.step()
+
+    cluster.on_their_way[W] = [StepResult(seq=9)]
+    cluster.finish_all()
+
+    assert [(worker_id, str(error)) for worker_id, error in cluster.lost] == [(W, "result 9 came, expected 1")]
+    assert cluster.outputs == {A: expected_output((3, 4), 4), B: expected_output((5, 6), 4)}
+
+
+def test_the_load_of_all_is_the_sum_and_who_has_no_worker_waits() -> None:
+    cluster = Cluster(config=SchedulerConfig(max_sequences=1))
+    cluster.attach("w")
+    cluster.attach("v", info=worker_info(num_blocks=10))
+    cluster.attach("u", "other")
+    cluster.submit(asking("a"), asking("b"), asking("c"))
+    cluster.submit(asking("d"), generation="other")
+    cluster.step()
+    cluster.kill("u")
+
+    load = cluster.core.load()
+
+    assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (2, 2, 5)
+    assert (load.num_blocks, load.num_free_blocks) == (74, 70)
+    assert cluster.core.worker_load(WorkerId("u")).num_blocks == 0
+
+
+def test_delivered_ends_tell_how_many_tokens_of_the_prompt_were_cached_when_it_started() -> None:
+    cluster = Cluster()
+    cluster.attach("w")
+    cluster.submit(asking("a", range(3, 23)))
+    cluster.finish_all()
+
+    cluster.submit(asking("b", range(3, 23)))
+    cluster.finish_all()
+
+    assert (cluster.ends[A].num_cached_tokens, cluster.ends[B].num_cached_tokens) == (0, 16)
+
+
+def test_a_reset_of_one_workers_cache_leaves_the_others_alone_and_is_told_to_who_listens() -> None:
+    cluster = Cluster()
+    cluster.core.record_kv_events(True)
+    cluster.attach("w")
+    cluster.attach("v")
+    cluster.submit(asking("a", range(3, 23)), asking("b", range(3, 23)))
+    cluster.finish_all()
+
+    cluster.core.reset_prefix_cache([W])
+
+    assert cluster.core.worker_load(W).num_cached_blocks == 0
+    assert cluster.core.worker_load(WorkerId("v")).num_cached_blocks == 5
+    assert cluster.core.step((), 0.0).kv_events == ((W, BlocksCleared()),)
+    cluster.kill("v")
+    assert cluster.core.step((), 0.0).kv_events == ((WorkerId("v"), BlocksCleared()),)
