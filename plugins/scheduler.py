@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plugins.kv_events import KvEvent
-from plugins.types import Finished, Request, RequestId, StepPlan, StepResult
+from plugins.types import Finished, Request, RequestId, StepPlan, StepResult, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLoad:
     """How busy a scheduler is. Counts of events are since it was built."""
 
-    num_running: int  # requests that hold a row
-    num_waiting: int  # requests that wait for one
+    num_running: int = 0  # requests that hold a row
+    num_waiting: int = 0  # requests that wait for one
     num_waiting_tokens: int = 0  # known tokens of those that wait
     num_uncomputed_tokens: int = 0  # known tokens of those that run, which no plan has computed yet
-    num_blocks: int
-    num_free_blocks: int  # cached ones that nobody uses included
+    num_blocks: int = 0
+    num_free_blocks: int = 0  # cached ones that nobody uses included
     num_cached_blocks: int = 0  # that a prefix could hit
     num_preemptions: int = 0
     num_prefix_tokens: int = 0  # prompt tokens that were looked up in the prefix cache, once per request
@@ -34,6 +34,12 @@ class Scheduler(ABC):
     """
 
     max_plans_in_flight: int = 1  # plans it can make ahead of the last result; more than 1 is run-ahead
+
+    def __init__(self, config: object, worker: WorkerInfo, policy: "SchedulingPolicy") -> None:
+        """Keep what a scheduler is built with. `config` is a control_plane.scheduling.config.SchedulerConfig."""
+        self.config = config
+        self.worker = worker
+        self.policy = policy
 
     @abstractmethod
     def add_request(self, request: Request) -> None:
@@ -62,9 +68,9 @@ class Scheduler(ABC):
     def has_work(self) -> bool:
         """True if `schedule` could have something to do, now or after results that are still to come."""
 
-    @abstractmethod
     def load(self) -> SchedulerLoad:
-        """Tell how busy it is."""
+        """Tell how busy it is: routers send requests where little waits, and people read it in `dihedral status`."""
+        return SchedulerLoad()
 
     def num_cached_tokens(self, request: Request) -> int:
         """How many leading tokens of this prompt would need no computing here. For routing: changes nothing."""

@@ -74,11 +74,10 @@ class BatchingScheduler(Scheduler):
     """
 
     def __init__(self, config: SchedulerConfig, worker: WorkerInfo, policy: SchedulingPolicy | None = None) -> None:
+        super().__init__(config, worker, policy or FirstComePolicy())
         self.kv = Allocator(worker.num_blocks, worker.block_size, is_caching=config.prefix_caching)
-        self._policy = policy or FirstComePolicy()
         # Most policies let everybody in; those are not asked, because the question costs a list of who runs.
-        self._policy_admits = type(self._policy).admit is not SchedulingPolicy.admit
-        self._worker = worker
+        self._policy_admits = type(self.policy).admit is not SchedulingPolicy.admit
         self._block_size = worker.block_size
         self._is_caching = config.prefix_caching
         self._hasher = hasher_for(config.prefix_hash_key or "", worker.block_size)
@@ -107,7 +106,7 @@ class BatchingScheduler(Scheduler):
         if request.request_id in self._sequences:
             raise InvariantBroken(f"request {request.request_id!r} is scheduled twice")
         self._num_arrivals += 1
-        place = (self._policy.order(request), self._num_arrivals)
+        place = (self.policy.order(request), self._num_arrivals)
         root, hashes = self._prompt_hashes(request)
         sequence = self._sequences[request.request_id] = Sequence(request, place, root, list(hashes))
         leader = self._leader_of(sequence)
@@ -214,7 +213,7 @@ class BatchingScheduler(Scheduler):
             return
         victims: list[Sequence] = []
         for last in reversed(self._running):
-            if first.place > last.place or not self._policy.displaces(first.request, last.request):
+            if first.place > last.place or not self.policy.displaces(first.request, last.request):
                 return
             victims.append(last)
             num_missing -= self.kv.num_sole(last.request_id)
@@ -267,7 +266,7 @@ class BatchingScheduler(Scheduler):
             if not self._free_rows:
                 self._is_full = True
                 return
-            if self._policy_admits and self._running and not self._policy.admit(sequence.request, self._requests()):
+            if self._policy_admits and self._running and not self.policy.admit(sequence.request, self._requests()):
                 return
             # A request may need the whole pool: the watermark is waived when nobody is there to grow.
             if not self._start(sequence, draft, self._watermark if self._running else 0):
@@ -320,7 +319,7 @@ class BatchingScheduler(Scheduler):
                 num_cached_tokens=num_cached,
             )
         )
-        self._policy.note_admitted(sequence.request)
+        self.policy.note_admitted(sequence.request)
         self._add_chunk(draft, sequence, Chunk(row, min(num_tokens - num_cached, draft.budget, self._max_chunk()), new))
         return True
 
@@ -350,7 +349,7 @@ class BatchingScheduler(Scheduler):
         while (new_blocks := self.kv.grow(sequence.request_id, num_tokens)) is None:
             # Those before this one are in the plan already, as far as they have something to compute.
             candidates = self._running[bisect_left(self._running, sequence.place, key=_PLACE) :]
-            victim = candidates[self._policy.victim([each.request for each in candidates])]
+            victim = candidates[self.policy.victim([each.request for each in candidates])]
             draft.has_preempted = True
             self._preempt(victim)
             if victim is sequence:
@@ -374,7 +373,7 @@ class BatchingScheduler(Scheduler):
             sequence.state = State.FINISHED
             if not self._is_held(sequence):
                 self._waiting.note_gone(sequence)
-        self._policy.note_ended(sequence.request, sequence.num_output_tokens)
+        self.policy.note_ended(sequence.request, sequence.num_output_tokens)
         self._free_siblings_of(sequence.request_id)
 
     def _leave(self, sequence: Sequence, state: State) -> None:
@@ -414,9 +413,9 @@ class BatchingScheduler(Scheduler):
             return BlockHash(b""), ()
         scope = CacheScope(
             cache_salt=request.cache_salt,
-            kv_cache_dtype=self._worker.kv_cache_dtype,
-            weights_version=self._worker.weights_version,
-            model=self._worker.model.name,
+            kv_cache_dtype=self.worker.kv_cache_dtype,
+            weights_version=self.worker.weights_version,
+            model=self.worker.model.name,
         )
         found = self._hasher.prompt_hashes(request, scope)
         return found.root, tuple(found.hashes)

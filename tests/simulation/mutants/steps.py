@@ -83,7 +83,7 @@ def _exceeds_budget(right: Method) -> Method:
     """One prompt may have a token more than the step."""
 
     def max_chunk(self: BatchingScheduler) -> int:
-        self._max_step_tokens = self._worker.max_step_tokens + 1
+        self._max_step_tokens = self.worker.max_step_tokens + 1
         return int(right(self))
 
     return max_chunk
