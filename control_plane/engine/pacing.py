@@ -32,9 +32,9 @@ class PrefillPacer:
         """A plan of so many tokens for so many rows was answered."""
         took_ms = result.compute_ns / 1e6
         if num_tokens == num_rows:
-            self._decode_ms += SMOOTHING * (took_ms - self._decode_ms)
+            self._decode_ms = _averaged(self._decode_ms, took_ms)
         elif num_rows > 1:
-            self._mixed_ms += SMOOTHING * (took_ms - self._mixed_ms)
+            self._mixed_ms = _averaged(self._mixed_ms, took_ms)
 
     @property
     def throttles(self) -> bool:
@@ -44,3 +44,8 @@ class PrefillPacer:
         spared_ms = self._target_ms - self._decode_ms
         pause = ceil((self._mixed_ms - self._target_ms) / spared_ms) if spared_ms > 0 else MAX_PAUSE
         return self._num_decode_steps < min(pause, MAX_PAUSE)
+
+
+def _averaged(average_ms: float, took_ms: float) -> float:
+    """Move an average towards the latest value; the first one is the average."""
+    return average_ms + SMOOTHING * (took_ms - average_ms) if average_ms else took_ms

@@ -1,0 +1,127 @@
+"""When prompts should wait, by arithmetic: targets, pauses and their limits in milliseconds and steps."""
+
+import pytest
+
+from control_plane.engine.pacing import PrefillPacer
+from control_plane.scheduling.config import SchedulerConfig
+from plugins.types import Chunk, Row, StepPlan, StepResult
+from tests.unit.control_plane.driving import Cluster, asking
+
+DECODES = StepPlan(seq=1, chunks=(Chunk(Row(0), 1), Chunk(Row(1), 1)))
+MIXED = StepPlan(seq=1, chunks=(Chunk(Row(0), 1), Chunk(Row(1), 8)))
+
+
+def took(ms: float) -> StepResult:
+    return StepResult(seq=1, compute_ns=int(ms * 1e6))
+
+
+def pacer_after(target_ms: float | None, decode_ms: float, mixed_ms: float) -> PrefillPacer:
+    """A pacer that has seen many steps of each kind, the last one with a prompt."""
+    pacer = PrefillPacer(target_ms)
+    for _ in range(60):
+        pacer.note_result(2, 2, took(decode_ms))
+        pacer.note_result(9, 2, took(mixed_ms))
+    pacer.note_plan(MIXED)
+    return pacer
+
+
+def num_pauses(pacer: PrefillPacer) -> int:
+    """How many steps of decodes alone it asks for before the next prompt."""
+    count = 0
+    while pacer.throttles:
+        pacer.note_plan(DECODES)
+        count += 1
+    return count
+
+
+def test_without_a_target_prompts_never_wait() -> None:
+    assert not pacer_after(None, 5.0, 1000.0).throttles
+
+
+def test_a_new_pacer_lets_everything_pass() -> None:
+    assert not PrefillPacer(10.0).throttles
+
+
+@pytest.mark.parametrize(
+    ("decode_ms", "mixed_ms", "pauses"),
+    [
+        (5.0, 9.0, 0),  # within the target of 10 anyway
+        (5.0, 15.0, 1),  # 15 and 5 are 10 on average
+        (5.0, 30.0, 4),  # 30 and 4 times 5 are 50 in 5 steps
+        (8.0, 30.0, 10),  # 30 and 10 times 8 are 110 in 11 steps
+        (8.0, 31.0, 11),  # 10.5 steps are 11
+        (5.0, 1000.0, 32),  # 198 would keep the target, but prompts move every 33rd step at least
+        (10.0, 30.0, 32),  # decodes alone reach the target: nothing would keep it
+        (12.0, 30.0, 32),
+    ],
+)
+def test_so_many_steps_without_prompts_follow_that_the_mean_keeps_the_target(
+    decode_ms: float, mixed_ms: float, pauses: int
+) -> None:
+    assert num_pauses(pacer_after(10.0, decode_ms, mixed_ms)) == pauses
+
+
+def test_a_step_with_a_prompt_begins_the_pause_anew() -> None:
+    pacer = pacer_after(10.0, 5.0, 30.0)
+    num_pauses(pacer)
+
+    pacer.note_plan(MIXED)
+
+    assert num_pauses(pacer) == 4
+
+
+def test_averages_follow_the_latest_steps_by_a_quarter_each() -> None:
+    # Beginning at 0: one step of 36 ms makes 9, which is within the target; a second one makes 15.75.
+    pacer = PrefillPacer(10.0)
+    pacer.note_result(9, 2, took(36.0))
+    after_one = pacer.throttles
+    pacer.note_result(9, 2, took(36.0))
+
+    assert (after_one, pacer.throttles) == (False, True)
+
+
+def test_a_prompt_that_is_alone_in_its_step_slows_no_decode() -> None:
+    pacer = PrefillPacer(10.0)
+    for _ in range(60):
+        pacer.note_result(500, 1, took(1000.0))
+
+    assert not pacer.throttles
+
+
+def test_the_engine_holds_prompts_back_while_a_worker_is_slow_and_computes_them_in_the_end() -> None:
+    cluster = Cluster(target_inter_token_ms=10.0, config=SchedulerConfig(max_chunk_tokens=8))
+    cluster.attach("w")
+    cluster.submit(asking("a", max_tokens=60))
+    cluster.step()
+    cluster.submit(asking("b", range(3, 43), max_tokens=2))
+    sizes = []
+    while cluster.core.has_work():
+        before = len(cluster.plans)
+        for results in cluster.on_their_way.values():
+            results[:] = [_slow(cluster, result) for result in results]
+        cluster.step_all()
+        sizes += [plan.num_tokens for _, plan in cluster.plans[before:]]
+
+    assert len(cluster.ends) == 2
+    raise AssertionError(sizes)
+    assert [index for index, size in enumerate(sizes) if size == 9] == []
+
+
+def _slow(cluster: Cluster, result: StepResult) -> StepResult:
+    plan = next(plan for _, plan in cluster.plans if plan.seq == result.seq)
+    return StepResult(
+        seq=result.seq,
+        rows=result.rows,
+        counts=result.counts,
+        token_ids=result.token_ids,
+        finishes=result.finishes,
+        compute_ns=50_000_000 if plan.num_tokens > len(plan.chunks) else 1_000_000,
+    )
+
+
+def test_the_first_step_of_a_kind_is_believed_at_once() -> None:
+    pacer = PrefillPacer(10.0)
+
+    pacer.note_result(9, 2, took(40.0))
+
+    assert pacer.throttles
