@@ -193,21 +193,20 @@ async def _measure(
         source = words.prompts(0, NUM_PROMPT_TOKENS, seed=level.num_streams)
         prompts = [source[index] for index in range(NUM_PROMPTS)]
         meter = _Meter(server, seconds)
+        progress.update(task, description=f"{label}: opening")
+        await workers.set_step_s(level.num_streams / rate)
         async with OpenStreams(channels, prompts[: level.num_streams]) as streams:
-            progress.update(task, description=f"{label}: at once")
-            full = await meter.run(streams.count)
-            progress.advance(task)
             progress.update(task, description=f"{label}: paced")
-            await workers.set_step_s(level.num_streams / rate)
             paced = await meter.run(streams.count)
             progress.advance(task)
-        await workers.set_step_s(0)
+            progress.update(task, description=f"{label}: at once")
+            await workers.set_step_s(0)
+            full = await meter.run(streams.count)
+            progress.advance(task)
         progress.update(task, description=f"{label}: requests")
         count = Count()
-        sending = asyncio.create_task(short_requests(channels, prompts, level.num_streams, count))
-        requests = await meter.run(count)
-        sending.cancel()
-        await asyncio.wait((sending,))
+        async with short_requests(channels, prompts, level.num_streams, count):
+            requests = await meter.run(count)
         progress.advance(task)
     return Figures(
         us_per_message=round(1e6 * paced.cpu_s / paced.num_messages, 2),

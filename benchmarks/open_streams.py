@@ -4,7 +4,8 @@ A client of the control plane in a process of its own; what the server spends on
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -15,7 +16,7 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
 from protos.inference.v1.inference_pb2_grpc import InferenceServiceStub
 
-MAX_OPENING = 64  # streams whose first token is awaited at once: fewer than the server lets wait
+MAX_OPENING = 256  # streams whose first token is awaited at once: fewer than the server lets wait
 ENDLESS = 1 << 20  # output tokens; the server takes it for as many as fit
 
 
@@ -73,10 +74,14 @@ class OpenStreams:
             self.count.num_tokens += len(response.token_ids)
 
 
+@asynccontextmanager
 async def short_requests(
     channels: Sequence[grpc.aio.Channel], prompts: Sequence[str], num_clients: int, count: Count
-) -> None:
-    """Send one request for one token after the other from so many clients, until cancelled."""
+) -> AsyncIterator[None]:
+    """Send one request for one token after the other from so many clients, while the context lasts.
+
+    Raises: grpc.aio.AioRpcError: a request failed meanwhile.
+    """
 
     async def client(number: int) -> None:
         stub = InferenceServiceStub(channels[number % len(channels)])
@@ -89,9 +94,14 @@ async def short_requests(
             count.num_requests += 1
             index += num_clients
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(num_clients):
-            group.create_task(client(number))
+    clients = [asyncio.create_task(client(number)) for number in range(num_clients)]
+    yield
+    failed = [task for task in clients if task.done()]
+    for task in clients:
+        task.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    for task in failed:
+        task.result()
 
 
 def generate_request(prompt: str, max_tokens: int) -> inference_pb2.GenerateRequest:

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import grpc
+import pytest
 
 from benchmarks.control_plane import Level, misses
 from benchmarks.fake_worker import FakeWorkerServicer, Pace, fake_worker_info
@@ -89,17 +90,23 @@ async def test_streams_are_open_and_counted_until_the_context_ends() -> None:
     assert streams.count.num_tokens == 2 * at_last
 
 
-async def test_short_requests_follow_one_another_until_they_are_cancelled() -> None:
+async def test_short_requests_follow_one_another_until_the_context_ends() -> None:
     count = Count()
 
-    async with endless_server() as channel:
-        sending = asyncio.create_task(short_requests([channel], ["a"], 2, count))
+    async with endless_server() as channel, short_requests([channel], ["a"], 2, count):
         await until(lambda: count.num_requests >= 10)
-        sending.cancel()
-        await asyncio.wait((sending,))
 
     assert count.num_messages >= 10
     assert count.num_tokens == count.num_messages
+
+
+async def test_a_request_that_fails_meanwhile_is_told() -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+        async with (
+            grpc.aio.insecure_channel("127.0.0.1:1") as nobody,
+            short_requests([nobody], ["a"], 1, Count()),
+        ):
+            await asyncio.sleep(0.2)
 
 
 def test_rows_leave_room_where_several_workers_share_the_streams() -> None:
