@@ -197,6 +197,8 @@ class CheckedCore(EngineCore):
                 assert first >= client.arrival, f"{client.request_id} starts, and somebody who came before it waits"
 
     def _check_lane(self, lane: Lane) -> None:
+        suspects = [request_id for request_id, live in lane.live.items() if live.is_suspect]
+        assert len(suspects) <= 1, f"{lane.worker_id} tries {suspects} at once"
         scheduler = lane.scheduler
         if isinstance(scheduler, BatchingScheduler):
             scheduler.kv.check()

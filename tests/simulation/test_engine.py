@@ -4,8 +4,9 @@
 """
 
 import pytest
+from rich.console import Console
 
-from tests.simulation.__main__ import PAIRS, Failure, Summary, play, play_one
+from tests.simulation.__main__ import PAIRS, Failure, Summary, play, play_all, play_one
 from tests.simulation.faults import Point
 
 SEEDS = range(300)
@@ -42,7 +43,8 @@ def test_the_same_seed_tells_the_same_story() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_many_more_seeds() -> None:
-    summary = play_many(MORE_SEEDS)
+    summary = play_all(MORE_SEEDS, Console(quiet=True))
 
     assert broken(summary) == []

@@ -21,6 +21,7 @@ from control_plane.engine.served import ServedModels
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from control_plane.text.model import TextModel
 from control_plane.workers.fleet import WorkerFleet
+from plugins.errors import QueryOfDeath
 from plugins.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from plugins.metrics import NoMetrics
 from plugins.scheduler import Scheduler
@@ -29,7 +30,7 @@ from tests.fakes import FakeWorker
 from tests.simulation.checked import CheckedCore, PlanWatcher
 from tests.simulation.clients import Client
 from tests.simulation.drawing import draw_settings, draw_stories
-from tests.simulation.faults import FaultPlan, Point
+from tests.simulation.faults import LETHAL, FaultPlan, Point
 from tests.simulation.operators import MAX_FREEZE_S, Addresses, Operators
 from tests.simulation.simulated_worker import SimulatedHandle, SimulatedWorker
 from tests.simulation.tokenizer import bundle, text_model
@@ -137,7 +138,8 @@ class World:
             self._start(work)
         if self._settings.subscribes:
             self._start(self._follow_cache())
-        clients = [asyncio.create_task(Client(story, self).run(), name=story.name) for story in self._stories]
+        players = [Client(story, self) for story in self._stories]
+        clients = [asyncio.create_task(player.run(), name=player.request_id) for player in players]
         for client in clients:
             client.add_done_callback(self._note_end)
         last = self._stories[-1].arrives_at
@@ -146,6 +148,7 @@ class World:
         await self._or_failure(self._all_ended(clients))
         await self._or_failure(asyncio.sleep(1.0))
         self._core.check_idle()
+        self._check_the_culprit(players)
         assert not self.driver._readers, f"readers are left: {sorted(self.driver._readers)}"
         for task in self._tasks:
             task.cancel()
@@ -180,6 +183,16 @@ class World:
         _, waiting = await asyncio.wait(clients, timeout=CALM_S)
         names = sorted(task.get_name() for task in waiting)
         assert not waiting, f"{names} have not ended {CALM_S:g} s after the last fault"
+
+    def _check_the_culprit(self, clients: list[Client]) -> None:
+        """Where one request alone kills workers, it kills two at most, and nobody else ends for it."""
+        deadly = [client for client in clients if client.story.is_deadly and client.arrival]
+        if len(deadly) == 1 and not any(self.faults.fired[point] for point in LETHAL):
+            num_killed = self.faults.fired[Point.QUERY_OF_DEATH]
+            assert num_killed <= 2, f"{deadly[0].request_id} killed {num_killed} workers"
+            ended = [client.request_id for client in clients if isinstance(client.error, QueryOfDeath)]
+            assert ended in ([], [deadly[0].request_id]), f"{ended} ended for {deadly[0].request_id}"
+            self.count(f"culprit found after {num_killed} deaths")
 
     # -- who is told what ---------------------------------------------------------------------------------------
 

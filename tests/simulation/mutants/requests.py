@@ -107,6 +107,17 @@ def _blames_everybody(right: Method) -> Method:
     return detach
 
 
+def _tries_all_at_once(right: Method) -> Method:
+    """A worker tries a suspect while it tries another."""
+
+    def try_suspects(self: EngineCore) -> None:
+        for lane in self._lanes.values():
+            lane.probe = None
+        right(self)
+
+    return try_suspects
+
+
 def _never_expires(right: Method) -> Method:
     """A deadline is taken for no deadline."""
 
@@ -149,5 +160,6 @@ MUTANTS = (
     Mutant("I11", "timer left behind", EngineDriver, "_end_reader", _keeps_readers),
     Mutant("I12", "step while paused", EngineCore, "_may_step", _steps_while_paused),
     Mutant("I13", "stale epoch accepted", ResultOrder, "accepts", _takes_stale),
+    Mutant("I13", "suspects tried together", EngineCore, "_try_suspects", _tries_all_at_once),
     Mutant("I13", "neighbours blamed for a death", Lane, "detach", _blames_everybody),
 )
