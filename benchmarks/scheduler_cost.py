@@ -229,11 +229,13 @@ def profile_steps(scenario: Scenario, scheduler_class: type[Scheduler]) -> str:
 
 
 def growth(runs: Sequence[Mapping[str, Any]], scheduler: str) -> float | None:
-    """Return what a token costs at 2,000 running, over what it costs at 256; None if one was not measured."""
+    """Return what a token costs in the median step at 2,000 running, over that at 256; None if one was not measured."""
 
     def median_of(scenario: str) -> float | None:
         costs = [
-            float(run["us_per_token"]) for run in runs if (run["scenario"], run["scheduler"]) == (scenario, scheduler)
+            float(run["both_us_p50"] / run["tokens_in_step"])
+            for run in runs
+            if (run["scenario"], run["scheduler"]) == (scenario, scheduler)
         ]
         return statistics.median(costs) if costs else None
 

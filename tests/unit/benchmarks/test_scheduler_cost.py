@@ -118,9 +118,9 @@ def test_a_name_that_is_not_known_is_refused_with_those_that_are() -> None:
 
 def test_growth_is_the_cost_of_a_token_at_2000_over_that_at_256() -> None:
     runs = [
-        {"scenario": "i", "scheduler": "run_ahead", "us_per_token": 0.5},
-        {"scenario": "iii-2000", "scheduler": "run_ahead", "us_per_token": 0.6},
-        {"scenario": "iii-2000", "scheduler": "synchronous", "us_per_token": 9.0},
+        {"scenario": "i", "scheduler": "run_ahead", "both_us_p50": 128.0, "tokens_in_step": 256},
+        {"scenario": "iii-2000", "scheduler": "run_ahead", "both_us_p50": 1_200.0, "tokens_in_step": 2_000},
+        {"scenario": "iii-2000", "scheduler": "synchronous", "both_us_p50": 9_000.0, "tokens_in_step": 2_000},
     ]
 
     assert growth(runs, "run_ahead") == 1.2
