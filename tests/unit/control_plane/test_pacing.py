@@ -70,14 +70,14 @@ def test_a_step_with_a_prompt_begins_the_pause_anew() -> None:
     assert num_pauses(pacer) == 4
 
 
-def test_averages_follow_the_latest_steps_by_a_quarter_each() -> None:
-    # Beginning at 0: one step of 36 ms makes 9, which is within the target; a second one makes 15.75.
+def test_the_first_step_is_the_average_and_each_further_one_moves_it_by_a_quarter() -> None:
     pacer = PrefillPacer(10.0)
-    pacer.note_result(9, 2, took(36.0))
-    after_one = pacer.throttles
-    pacer.note_result(9, 2, took(36.0))
+    throttles = []
+    for ms in (12.0, 4.0, 10.1):  # 12, then 10, then 10.025
+        pacer.note_result(9, 2, took(ms))
+        throttles.append(pacer.throttles)
 
-    assert (after_one, pacer.throttles) == (False, True)
+    assert throttles == [True, False, True]
 
 
 def test_a_prompt_that_is_alone_in_its_step_slows_no_decode() -> None:
@@ -103,8 +103,9 @@ def test_the_engine_holds_prompts_back_while_a_worker_is_slow_and_computes_them_
         sizes += [plan.num_tokens for _, plan in cluster.plans[before:]]
 
     assert len(cluster.ends) == 2
-    # 8 tokens of b's prompt beside one of a's, at first before anything is known of the worker; 4 are cached.
-    assert sizes[:14] == [9, 9, 1, 1, 9, 1, 1, 1, 9, 1, 1, 1, 5, 2]
+    # 8 tokens of b's prompt beside one of a's: twice before anything is known of the worker, then at every sixth
+    # step, because 50 and 5 times 1 are 55 ms in 6 steps. Of b's 40 tokens 4 are cached.
+    assert sizes[:21] == [9, 9, 1, 1, 1, 1, 1, 9, 1, 1, 1, 1, 1, 9, 1, 1, 1, 1, 1, 5, 2]
 
 
 def _slow(cluster: Cluster, result: StepResult) -> StepResult:
