@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -217,7 +218,7 @@ def profile_steps(scenario: Scenario, scheduler_class: type[Scheduler]) -> str:
     scheduler = build(scenario, scheduler_class)
     add_all(scheduler, draw_requests(scenario, rng))
     drive = Drive(scheduler, rng)
-    run_steps(scenario, drive.step, lambda: 0)
+    run_steps(replace(scenario, num_steps=0), drive.step, lambda: 0)
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(scenario.num_steps):
