@@ -437,7 +437,7 @@ class BatchingScheduler(Scheduler):
         """The sibling that was named, unless that name is another prompt's by now, or its own."""
         leader_id = sequence.request.sibling_of
         leader = None if leader_id is None else self._sequences.get(leader_id)
-        if leader is None or leader is sequence or leader.root != sequence.root:
+        if leader is None or leader is sequence or leader.request.cache_salt != sequence.request.cache_salt:
             return None
         return leader if leader.request.prompt_token_ids == sequence.request.prompt_token_ids else None
 

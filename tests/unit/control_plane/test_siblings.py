@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.core import EngineCore
 from control_plane.engine.router import RoundRobin
@@ -48,8 +50,12 @@ def test_a_sample_shares_nothing_with_another_prompt_that_has_the_name_by_now() 
     worker.execute(plan)
 
 
-def test_a_sample_shares_nothing_with_the_same_prompt_under_another_salt() -> None:
-    scheduler, _ = scheduler_that_computed(request("a", PROMPT))
+@pytest.mark.parametrize("is_caching", [True, False])
+def test_a_sample_shares_nothing_with_the_same_prompt_under_another_salt(is_caching: bool) -> None:
+    scheduler = RunAheadScheduler(SchedulerConfig(prefix_caching=is_caching), worker_info())
+    worker = FakeWorker()
+    scheduler.add_request(request("a", PROMPT))
+    scheduler.update(worker.execute(scheduler.schedule()))
     scheduler.add_request(sample("b", "a", salt="mine"))
 
     assert scheduler.schedule().admitted[0].num_cached_tokens == 0
