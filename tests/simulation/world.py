@@ -287,14 +287,16 @@ class World:
     # -- watching -----------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Nobody who has something to do may sleep."""
+        """Nobody who has something to do may sleep. After a standstill everybody has a while to wake up."""
         before: dict[WorkerId, int] = {}
+        stalled_s = 0.0
         while True:
             await asyncio.sleep(WATCH_S)
             asleep = {worker_id: self._core.num_plans[worker_id] for worker_id in self._core.stalled()}
-            for worker_id, num_plans in asleep.items():
-                assert before.get(worker_id) != num_plans, f"{worker_id} has work, and nobody woke the engine"
-            before = asleep
+            if self.loop.stalled_s == stalled_s:
+                for worker_id, num_plans in asleep.items():
+                    assert before.get(worker_id) != num_plans, f"{worker_id} has work, and nobody woke the engine"
+            before, stalled_s = asleep, self.loop.stalled_s
 
     async def _follow_cache(self) -> None:
         """Read what is told of cached blocks, and keep the books of an outside router."""
