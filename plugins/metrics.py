@@ -45,7 +45,7 @@ PREFIX_HITS = Metric(
 KV_BLOCK_SIZE = Metric("gauge", "dihedral_kv_cache_block_size_tokens", "Tokens per KV block.")
 PREEMPTIONS = Metric("counter", "dihedral_preemptions_total", "Sequences that lost their blocks to an older one.")
 PROMPT_TOKENS = Metric("counter", "dihedral_prompt_tokens_total", "Prompt tokens of admitted requests.")
-OUTPUT_TOKENS = Metric("counter", "dihedral_output_tokens_total", "Tokens delivered to clients.")
+OUTPUT_TOKENS = Metric("counter", "dihedral_output_tokens_total", "Tokens that workers sampled for requests at hand.")
 TTFT = Metric(
     "histogram",
     "dihedral_time_to_first_token_seconds",
@@ -71,9 +71,7 @@ STEP_ROUND_TRIP = Metric(
     buckets=STEP_BUCKETS,
 )
 STEP_TOKENS = Metric("histogram", "dihedral_step_tokens", "Tokens that a plan computes.", buckets=BATCH_BUCKETS)
-WORKER_LINK = Metric(
-    "gauge", "dihedral_worker_link_up", "1 while the step stream to the worker is live.", ("worker",)
-)
+WORKER_LINK = Metric("gauge", "dihedral_worker_link_up", "1 while the step stream to the worker is live.", ("worker",))
 WORKER_STEP = Metric(
     "histogram", "dihedral_worker_step_seconds", "Computing one plan on the worker.", buckets=STEP_BUCKETS
 )

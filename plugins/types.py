@@ -132,8 +132,8 @@ class RowFailure:
 class StepResult:
     """What one step produced: one entry per row that sampled, ended or was skipped, in ragged columns.
 
-    `token_ids` is flat: row `rows[i]` produced the next `counts[i]` of them. `finishes[i]` is the
-    worker's verdict about that row, None while it goes on.
+    Entries come in the order of the plan's chunks. `token_ids` is flat: row `rows[i]` produced the next `counts[i]` of
+    them. `finishes[i]` is the worker's verdict about that row, None while it goes on.
     """
 
     seq: int  # of the plan

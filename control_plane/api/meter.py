@@ -9,7 +9,6 @@ from collections.abc import Callable
 from plugins.errors import InvalidRequest, InvariantBroken, ServingError
 from plugins.metrics import (
     INTER_TOKEN,
-    OUTPUT_TOKENS,
     PROMPT_TOKENS,
     REQUEST_LATENCY,
     REQUEST_OUTPUT_TOKENS,
@@ -61,7 +60,6 @@ class RequestMeter:
             self._metrics.observe(INTER_TOKEN, (now - self._last_at) / num_tokens)
         self._last_at = now
         self._num_output_tokens += num_tokens
-        self._metrics.count(OUTPUT_TOKENS, num_tokens)
 
     def end(self, outcome: str, error: ServingError | None = None) -> None:
         """The request is over: stop, length, or the name of a status and the error that led to it.

@@ -176,7 +176,7 @@ class EngineCore:
         """Let some workers, or all, forget their cached blocks. Raises: InvariantBroken: no such worker."""
         for lane in [self._lane(worker_id) for worker_id in worker_ids] or tuple(self._lanes.values()):
             if lane.scheduler is not None:
-                lane.scheduler.reset_prefix_cache()
+                lane.reset_prefix_cache()
                 self._dirty[lane.worker_id] = lane
 
     def record_kv_events(self, is_on: bool) -> None:
@@ -241,7 +241,7 @@ class EngineCore:
         if lane is not None and lane.scheduler is not None:
             self._dirty[lane.worker_id] = lane
             with self._guarded(lane):
-                lane.scheduler.cancel_request(request_id)
+                lane.cancel(request_id)
 
     # -- the step -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from control_plane.engine.kv_subscription import KvSubscription
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.handle import WorkerHandle
 from plugins.errors import InvariantBroken, NotServing, ReaderTooSlow, ServingError, WorkerLost
-from plugins.metrics import STEP_ROUND_TRIP, STEP_TOKENS, Metrics
+from plugins.metrics import OUTPUT_TOKENS, STEP_ROUND_TRIP, STEP_TOKENS, Metrics
 from plugins.scheduler import SchedulerLoad
 from plugins.types import FinishReason, GenerationId, Request, RequestId, StepResult, WorkerId, WorkerInfo
 
@@ -250,6 +250,9 @@ class EngineDriver:
             reader.stream.put(delivery.token_ids, delivery.finish, delivery.error, now_s, delivery.num_cached_tokens)
             if delivery.finish is not None:
                 self._end_reader(delivery.request_id, reader)
+        num_tokens = sum(len(delivery.token_ids) for delivery in output.deliveries)
+        if num_tokens:
+            self._metrics.count(OUTPUT_TOKENS, num_tokens)
         for worker_id, event in output.kv_events:
             for subscription in self._subscriptions:
                 subscription.put(worker_id, event)

@@ -71,6 +71,7 @@ class Lane:
         self.probe: Live | None = None  # the one suspect that is tried here
         self.plugin_failures_s: deque[float] = deque()  # when its schedulers raised, within the last minute
         self._owners: dict[Row, Live] = {}  # today's rows
+        self._load: SchedulerLoad | None = None  # what the scheduler said last; None: it has changed since
         self._vocab_size = 0
         self._target_inter_token_ms = target_inter_token_ms
         self._pacer = PrefillPacer(None)
@@ -78,6 +79,7 @@ class Lane:
     def attach(self, scheduler: Scheduler, worker: WorkerInfo, generation: GenerationId) -> None:
         """A worker is there: plans may go out, from seq 1."""
         self.scheduler = scheduler
+        self._load = None
         self.generation = generation
         self._vocab_size = worker.model.vocab_size
         self._pacer = PrefillPacer(self._target_inter_token_ms)
@@ -98,6 +100,7 @@ class Lane:
         """Give the scheduler a request, with the output that it has. It is the lane's even if that raises."""
         live.lane = self
         self.live[live.request.request_id] = live
+        self._load = None
         self._schedulers().add_request(live.continued if live.token_ids else live.request)
 
     def forget(self, live: Live) -> None:
@@ -109,11 +112,25 @@ class Lane:
 
     def load(self) -> SchedulerLoad:
         """How busy the scheduler is; zeros while there is none."""
-        return NO_LOAD if self.scheduler is None else self.scheduler.load()
+        if self.scheduler is None:
+            return NO_LOAD
+        if self._load is None:
+            self._load = self.scheduler.load()
+        return self._load
 
     def num_cached_tokens(self, request: Request) -> int:
         """How many leading tokens of the prompt need no computing here."""
         return 0 if self.scheduler is None else self.scheduler.num_cached_tokens(request)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Let the scheduler drop a request."""
+        self._load = None
+        self._schedulers().cancel_request(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Let the scheduler forget all cached blocks."""
+        self._load = None
+        self._schedulers().reset_prefix_cache()
 
     # -- plans and results --------------------------------------------------------------------------------------
 
@@ -123,6 +140,7 @@ class Lane:
         Raises: InvariantBroken: the plan names rows that hold no request; whatever the scheduler raises.
         """
         scheduler = self._schedulers()
+        self._load = None
         if len(self.in_flight) >= scheduler.max_plans_in_flight or not scheduler.has_work():
             return None
         plan = scheduler.schedule(throttle_prefills=True) if self._pacer.throttles else scheduler.schedule()
@@ -134,7 +152,7 @@ class Lane:
         return plan
 
     def take(self, result: StepResult) -> PlanInFlight:
-        """Match a result with the oldest plan in flight, and return that.
+        """Match a result with the oldest plan in flight, and return that. The scheduler is to be told of it.
 
         Raises: PlanOutOfOrder: it is not that plan's, or says what no result of it could.
         """
@@ -142,15 +160,17 @@ class Lane:
             expected = self.in_flight[0].seq if self.in_flight else "none"
             raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
         plan = self.in_flight[0]
-        strangers = {*result.rows, *(failure.row for failure in result.failures)} - plan.owners.keys()
-        if strangers:
-            raise PlanOutOfOrder(f"result {result.seq} tells of rows {sorted(strangers)}, which its plan does not name")
-        if len(set(result.rows)) < len(result.rows):
-            raise PlanOutOfOrder(f"result {result.seq} tells of a row twice")
+        failed = {failure.row for failure in result.failures}
+        in_order = iter(plan.owners)
+        if not all(row in in_order for row in result.rows) or not failed <= plan.owners.keys():
+            strangers = sorted({*result.rows, *failed} - plan.owners.keys())
+            told = f"rows {strangers}, which its plan does not name" if strangers else "rows twice or out of order"
+            raise PlanOutOfOrder(f"result {result.seq} tells of {told}")
         if result.counts and max(result.counts) > plan.decode_steps:
             raise PlanOutOfOrder(f"result {result.seq} has {max(result.counts)} tokens for one row")
         if result.token_ids and not 0 <= min(result.token_ids) <= max(result.token_ids) < self._vocab_size:
             raise PlanOutOfOrder(f"result {result.seq} has a token outside [0, {self._vocab_size})")
+        self._load = None
         self._pacer.note_result(plan.num_tokens, len(plan.owners), result)
         return self.in_flight.popleft()
 

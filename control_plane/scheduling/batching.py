@@ -6,7 +6,7 @@ what the tokens mean nobody's here.
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
@@ -81,6 +81,11 @@ class BatchingScheduler(Scheduler):
         self._block_size = worker.block_size
         self._is_caching = config.prefix_caching
         self._hasher = hasher_for(config.prefix_hash_key or "", worker.block_size)
+        self._scope = CacheScope(
+            kv_cache_dtype=worker.kv_cache_dtype,
+            weights_version=worker.weights_version,
+            model=worker.model.name,
+        )
         self._max_step_tokens = min(config.max_step_tokens or worker.max_step_tokens, worker.max_step_tokens)
         self._max_chunk_tokens = config.max_chunk_tokens or self._max_step_tokens
         num_rows = min(config.max_sequences or worker.max_sequences, worker.max_sequences, self._max_step_tokens)
@@ -148,22 +153,29 @@ class BatchingScheduler(Scheduler):
             raise InvariantBroken(f"result {result.seq} came, expected {expected}")
         plan = self._in_flight.popleft()
         failed = {failure.row for failure in result.failures}
-        owners: dict[Row, Sequence] = {}
+        rows, counts, token_ids, finishes = result.rows, result.counts, result.token_ids, result.finishes
+        finished: list[Finished] = []
+        told = start = 0  # entries of the result that were read, and their tokens
         for chunk, sequence in zip(plan.chunks, plan.sequences, strict=True):
             row = chunk.row
-            owners[row] = sequence
             sequence.num_plans -= 1
             # A preempted sequence comes back only when no plan names it: one that runs was not away meanwhile.
             if sequence.row is not None:
                 sequence.num_computed += chunk.num_tokens
                 if sequence.num_computed >= sequence.publish_at and row not in failed:
                     self._publish(sequence)
-        finished = self._take_tokens(result, owners)
-        for failure in result.failures:
-            sequence = self._owner_of(owners, failure.row, result.seq)
-            if sequence.state is not State.FINISHED:
-                self._retire(sequence)
-                finished.append(Finished(sequence.request_id, FinishReason.FAILED))
+            if told < len(rows) and rows[told] == row:
+                end = start + counts[told]
+                if sequence.state is not State.FINISHED:  # else cancelled, or ended by an earlier result
+                    sequence.token_ids += token_ids[start:end]
+                    finish = finishes[told]
+                    if finish is not None:
+                        self._finish(sequence, finish, finished)
+                told, start = told + 1, end
+            if row in failed and sequence.state is not State.FINISHED:
+                self._finish(sequence, FinishReason.FAILED, finished)
+        if told < len(rows):
+            raise InvariantBroken(f"result {result.seq} tells of row {rows[told]} out of the order of its plan")
         if self._siblings:
             self._free_siblings()
         return tuple(finished)
@@ -376,6 +388,10 @@ class BatchingScheduler(Scheduler):
         self.policy.note_ended(sequence.request, sequence.num_output_tokens)
         self._free_siblings_of(sequence.request_id)
 
+    def _finish(self, sequence: Sequence, reason: FinishReason, finished: list[Finished]) -> None:
+        self._retire(sequence)
+        finished.append(Finished(sequence.request_id, reason))
+
     def _leave(self, sequence: Sequence, state: State) -> None:
         # Row and blocks may be given out by the very plan that releases them: a worker releases before it admits.
         self._running.remove(sequence)
@@ -384,41 +400,14 @@ class BatchingScheduler(Scheduler):
         self._released.append(row)
         self._free_rows.append(row)
 
-    # -- what results say ---------------------------------------------------------------------------------------
-
-    def _take_tokens(self, result: StepResult, owners: dict[Row, Sequence]) -> list[Finished]:
-        finished: list[Finished] = []
-        start = 0
-        for row, count, finish in zip(result.rows, result.counts, result.finishes, strict=True):
-            sequence = self._owner_of(owners, row, result.seq)
-            end = start + count
-            if sequence.state is not State.FINISHED:  # else cancelled, or ended by an earlier result
-                sequence.token_ids += result.token_ids[start:end]
-                if finish is not None:
-                    self._retire(sequence)
-                    finished.append(Finished(sequence.request_id, finish))
-            start = end
-        return finished
-
-    def _owner_of(self, owners: dict[Row, Sequence], row: Row, seq: int) -> Sequence:
-        sequence = owners.get(row)
-        if sequence is None:
-            raise InvariantBroken(f"result {seq} tells of row {row}, which its plan does not name")
-        return sequence
-
     # -- prefixes and siblings ----------------------------------------------------------------------------------
 
     def _prompt_hashes(self, request: Request) -> tuple[BlockHash, tuple[BlockHash, ...]]:
         if not self._is_caching:
             return BlockHash(b""), ()
-        scope = CacheScope(
-            cache_salt=request.cache_salt,
-            kv_cache_dtype=self.worker.kv_cache_dtype,
-            weights_version=self.worker.weights_version,
-            model=self.worker.model.name,
-        )
+        scope = self._scope if not request.cache_salt else replace(self._scope, cache_salt=request.cache_salt)
         found = self._hasher.prompt_hashes(request, scope)
-        return found.root, tuple(found.hashes)
+        return found.root, found.hashes
 
     def _publish(self, sequence: Sequence) -> None:
         """Name the blocks that are full and computed, so that other prompts find them."""

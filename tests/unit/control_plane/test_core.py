@@ -252,7 +252,10 @@ def test_a_worker_whose_result_skips_a_plan_is_lost() -> None:
     [
         (StepResult(seq=1, rows=(Row(5),), counts=(0,), finishes=(None,)), "tells of rows [5], which its plan"),
         (StepResult(seq=1, failures=(RowFailure(Row(5), "NAN", "not a number"),)), "tells of rows [5], which its plan"),
-        (StepResult(seq=1, rows=(Row(0),) * 2, counts=(0, 0), finishes=(None,) * 2), "tells of a row twice"),
+        (
+            StepResult(seq=1, rows=(Row(0),) * 2, counts=(0, 0), finishes=(None,) * 2),
+            "tells of rows twice or out of order",
+        ),
         (
             StepResult(seq=1, rows=(Row(0),), counts=(2,), token_ids=(TokenId(3),) * 2, finishes=(None,)),
             "has 2 tokens for one row",

@@ -27,7 +27,17 @@ from plugins.errors import (
     WorkerLost,
 )
 from plugins.kv_events import BlocksCleared, BlocksStored
-from plugins.metrics import KV_USAGE, PREEMPTIONS, PREFIX_HITS, RUNNING, WORKER_LINK, Metric, Metrics, NoMetrics
+from plugins.metrics import (
+    KV_USAGE,
+    OUTPUT_TOKENS,
+    PREEMPTIONS,
+    PREFIX_HITS,
+    RUNNING,
+    WORKER_LINK,
+    Metric,
+    Metrics,
+    NoMetrics,
+)
 from plugins.types import FinishReason, GenerationId, RequestId, StepPlan, StepResult, TokenId, WorkerId
 from tests.fakes import FakeWorker, FakeWorkerHandle, expected_output, request, worker_info
 from tests.unit.control_plane.fake_driver import on_virtual_time
@@ -136,7 +146,7 @@ async def test_a_prompt_that_was_computed_before_says_how_much_of_it_was_cached(
         await asyncio.sleep(1)
 
     assert last.num_cached_tokens == 8
-    assert readings.values[PREFIX_HITS] == 8
+    assert (readings.values[PREFIX_HITS], readings.values[OUTPUT_TOKENS]) == (8, 2)
 
 
 @on_virtual_time

@@ -354,9 +354,6 @@ async def test_a_request_s_numbers_are_counted_once() -> None:
 
         assert run.metrics.counts == [
             ("dihedral_prompt_tokens_total", 2, ()),
-            ("dihedral_output_tokens_total", 1, ()),
-            ("dihedral_output_tokens_total", 1, ()),
-            ("dihedral_output_tokens_total", 2, ()),
             ("dihedral_requests_total", 1, ("stop",)),
         ]
         assert run.metrics.observations == [
