@@ -5,6 +5,7 @@ Decides the order of starting and ending; `worker_process.py` restarts the worke
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -109,6 +110,7 @@ async def _run(context: Context, workers: WorkersConfig, worker: WorkerProcess |
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     others: list[asyncio.Task[None]] = []
     if bound.done():
+        gc.freeze()  # what the start has built lives as long as the process: no collection need look at it again
         address = local_address(context.section(ServerConfig).host, bound.result())
         note_served = worker.note_served if worker else lambda: None
         announcing = asyncio.create_task(announce(address, context.metrics_url, note_served, sys.stdout))
