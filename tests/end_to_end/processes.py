@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -43,14 +44,16 @@ class Dihedral:
                 return
         raise AssertionError(f"it ended before it was ready: {self.log}")
 
-    async def logged(self, event: str) -> dict[str, object]:
-        """Wait for an event of its log, and return its fields."""
+    async def logged(self, event: str, since: int = 0, **expected: object) -> dict[str, object]:
+        """Wait for an event with these fields among the lines of its log from `since` on, and return all its fields."""
         async with self._said:
             while True:
-                for line in self.log:
+                for line in self.log[since:]:
                     if f'"event": "{event}"' in line:
                         fields: dict[str, object] = json.loads(line)
-                        return fields
+                        if expected.items() <= fields.items():
+                            return fields
+                since = len(self.log)
                 await self._said.wait()
 
     def worker_pid(self) -> int:
@@ -95,6 +98,13 @@ async def run(*words: str) -> tuple[int, str, str]:
     )
     out, err = await process.communicate()
     return process.returncode or 0, out.decode(), err.decode()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 def watch(pid: int) -> int:

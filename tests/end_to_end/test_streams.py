@@ -2,22 +2,17 @@
 
 import asyncio
 import random
-import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from protos.admin.v1 import admin_pb2, admin_pb2_grpc
-from protos.channel import MIB, channel_options
 from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2, inference_pb2_grpc
-from tests.end_to_end.processes import FREE_PORTS, Dihedral, dihedral
+from protos.inference.v1 import inference_pb2
+from tests.end_to_end.cells import serving
+from tests.end_to_end.clients import Client, ask, scrape
 
-TINY = ("--load-format=dummy", "--worker.dtype=float32", "--worker.threads=1")
+MODEL = ("--load-format=dummy", "--worker.dtype=float32", "--worker.threads=1")  # of a length that small pools hold
 SMALL_POOL = ("--worker.num-blocks=40", "--worker.max-sequences=16", "--worker.max-step-tokens=64")
 
 
@@ -31,79 +26,26 @@ class Ended:
     max_tokens: int
 
 
-class Client:
-    """A raw client of one server."""
-
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=channel_options(64 * MIB))
-        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
-        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
-
-    async def stream(self, prompt: list[int], max_tokens: int, cancel_after: int | None = None) -> Ended:
-        """Generate, and drop the call after so many responses."""
-        call = self.inference.Generate(generate(prompt, max_tokens))
-        num_responses = num_finals = num_tokens = 0
-        async for response in call:
-            num_responses += 1
-            num_tokens += len(response.token_ids)
-            num_finals += response.finish_reason != common_pb2.FINISH_REASON_UNSPECIFIED
-            if num_responses == cancel_after and not num_finals:
-                call.cancel()
-                return Ended(True, num_finals, num_tokens, max_tokens)
-        return Ended(False, num_finals, num_tokens, max_tokens)
-
-    async def tokens(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """Generate greedily, and return all token ids."""
-        return [
-            token_id
-            async for response in self.inference.Generate(generate(prompt, max_tokens))
-            for token_id in response.token_ids
-        ]
-
-    async def worker_when_idle(self) -> admin_pb2.Worker:
-        """Wait until the server holds no request, and describe its worker."""
-        async with asyncio.timeout(30):
-            while True:
-                info = await self.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
-                if info.num_running == info.num_waiting == 0:
-                    workers = await self.admin.ListWorkers(admin_pb2.ListWorkersRequest())
-                    return workers.workers[0]
-                await asyncio.sleep(0.02)
-
-
-def generate(prompt: list[int], max_tokens: int) -> inference_pb2.GenerateRequest:
-    sampling = common_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    return inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=prompt), sampling=sampling)
-
-
-@asynccontextmanager
-async def serving(*words: str) -> AsyncIterator[tuple[Dihedral, Client]]:
-    async with dihedral("serve", *TINY, *FREE_PORTS, *words) as served:
-        await served.ready()
-        client = Client(served.address)
-        try:
-            yield served, client
-        finally:
-            await client.channel.close()
-
-
-def scrape(url: str, family_name: str) -> dict[str, float]:
-    with urllib.request.urlopen(url) as page:
-        text = page.read().decode()
-    return {
-        sample.labels.get("outcome", ""): sample.value
-        for family in text_string_to_metric_families(text)
-        if family.name == family_name
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
+async def stream(client: Client, prompt: list[int], max_tokens: int, cancel_after: int | None) -> Ended:
+    """Generate, and drop the call after so many responses."""
+    call = client.inference.Generate(ask(prompt, max_tokens))
+    num_responses = num_finals = num_tokens = 0
+    async for response in call:
+        num_responses += 1
+        num_tokens += len(response.token_ids)
+        num_finals += response.finish_reason != common_pb2.FINISH_REASON_UNSPECIFIED
+        if num_responses == cancel_after and not num_finals:
+            call.cancel()
+            return Ended(True, num_finals, num_tokens, max_tokens)
+    return Ended(False, num_finals, num_tokens, max_tokens)
 
 
 async def test_64_streams_of_which_a_third_is_cancelled_end_once_and_give_every_block_back() -> None:
     draw = random.Random(1)
-    async with serving(*SMALL_POOL) as (served, client):
+    async with serving(*SMALL_POOL, model=MODEL) as (served, client):
         streams = [
-            client.stream(
+            stream(
+                client,
                 prompt=[draw.randrange(256) for _ in range(draw.randint(1, 200))],
                 max_tokens=draw.randint(1, 60),
                 cancel_after=draw.randint(1, 20) if number % 3 == 0 else None,
@@ -112,9 +54,9 @@ async def test_64_streams_of_which_a_third_is_cancelled_end_once_and_give_every_
         ]
 
         ends = await asyncio.gather(*streams)
-        worker = await client.worker_when_idle()
-        outcomes = scrape(served.metrics_url, "dihedral_requests")
-        preemptions = scrape(served.metrics_url, "dihedral_preemptions")
+        [worker] = await client.idle_workers()
+        outcomes = await asyncio.to_thread(scrape, served.metrics_url, "dihedral_requests", "outcome")
+        preemptions = await asyncio.to_thread(scrape, served.metrics_url, "dihedral_preemptions", "")
 
     completed = [end for end in ends if not end.was_cancelled]
     assert len(ends) - len(completed) >= 10, "too few streams were cut while they ran"
@@ -128,9 +70,9 @@ async def test_64_streams_of_which_a_third_is_cancelled_end_once_and_give_every_
 
 
 async def test_bad_requests_are_told_why_and_a_neighbour_answers_as_if_alone() -> None:
-    async with serving("--worker.num-blocks=32") as (_, client):
-        alone = await client.tokens([1, 2, 3], 60)
-        neighbour = asyncio.create_task(client.tokens([1, 2, 3], 60))
+    async with serving("--worker.num-blocks=32", model=MODEL) as (_, client):
+        alone = await client.answer(ask([1, 2, 3], 60))
+        neighbour = asyncio.create_task(client.answer(ask([1, 2, 3], 60)))
 
         codes = {}
         for name, request in bad_requests().items():
@@ -139,7 +81,7 @@ async def test_bad_requests_are_told_why_and_a_neighbour_answers_as_if_alone() -
                     pass
             codes[name] = (caught.value.code(), caught.value.details() or "")
         beside = await neighbour
-        worker = await client.worker_when_idle()
+        [worker] = await client.idle_workers()
 
     refused = grpc.StatusCode.INVALID_ARGUMENT
     expected = {
@@ -162,9 +104,9 @@ def bad_requests() -> dict[str, inference_pb2.GenerateRequest]:
     return {
         "empty prompt": inference_pb2.GenerateRequest(text=""),
         "no input": inference_pb2.GenerateRequest(),
-        "prompt too long": generate([1] * 3000, 1),
-        "token out of vocabulary": generate([1, 999_999], 4),
-        "no tokens wanted": generate([1], 0),
+        "prompt too long": ask([1] * 3000, 1),
+        "token out of vocabulary": ask([1, 999_999], 4),
+        "no tokens wanted": ask([1], 0),
         "unknown model": inference_pb2.GenerateRequest(model="nobody", text="hello"),
         "50 MB": inference_pb2.GenerateRequest(text="x" * 50_000_000),
     }
