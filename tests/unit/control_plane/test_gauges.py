@@ -102,6 +102,22 @@ def test_a_worker_that_comes_back_counts_from_its_beginning_and_loses_nothing() 
     assert told.of(PREFIX_TOKENS) == 22
 
 
+def test_a_worker_that_comes_back_between_two_reports_loses_nothing_either() -> None:
+    told = Told()
+    gauges = Gauges(told)
+    cluster = Cluster()
+    for prompt in (range(3, 13), range(3, 15)):
+        cluster.attach("w")
+        gauges.add(W, worker_info())
+        cluster.submit(asking("a", prompt))
+        cluster.finish_all()
+        gauges.report(cluster.core)
+        cluster.kill("w")
+        cluster.ends.clear()
+
+    assert told.of(PREFIX_TOKENS) == 22
+
+
 def test_preemptions_are_counted() -> None:
     told = Told()
     cluster = Cluster(config=SchedulerConfig(watermark_ratio=0.0))

@@ -144,12 +144,18 @@ def test_a_request_that_ends_is_tried_no_longer() -> None:
 
 
 def test_a_request_goes_on_elsewhere_with_its_output_and_everything_else_it_had() -> None:
-    live = Live(asking("a", tenant="t", priority=3, cache_salt="s", arrival=7, arrival_s=1.5), G)
+    fields: dict[str, Any] = {
+        "tenant": "t",
+        "priority": 3,
+        "cache_salt": "s",
+        "sibling_of": RequestId("b"),
+        "arrival": 7,
+        "arrival_s": 1.5,
+    }
+    live = Live(asking("a", **fields), G)
     live.token_ids += [TokenId(9), TokenId(8)]
 
-    assert live.continued == asking(
-        "a", tenant="t", priority=3, cache_salt="s", arrival=7, arrival_s=1.5, output_token_ids=(9, 8)
-    )
+    assert live.continued == asking("a", **fields, output_token_ids=(9, 8))
 
 
 def test_a_lane_without_a_scheduler_is_idle_and_says_so_when_it_is_used() -> None:

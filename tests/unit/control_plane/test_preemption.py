@@ -60,14 +60,51 @@ def test_who_wants_to_grow_may_have_to_give_way_itself() -> None:
     assert [chunk.row for chunk in plan.chunks] == [0, 2]
 
 
-def test_nobody_is_admitted_in_the_step_that_preempts() -> None:
-    bench = make_bench(num_blocks=5)
-    bench.add(asking("a", range(10, 18)), asking("b", range(20, 32)), asking("c", (3,)))
+def test_who_is_in_the_plan_already_is_never_the_victim() -> None:
+    class First(FirstComePolicy):
+        def victim(self, running: Sequence[Request]) -> int:
+            return 0
+
+    # a has room for its next token and b has not: the first of those from b on is b.
+    bench = make_bench(num_blocks=3, policy=First())
+    bench.add(asking("a", range(10, 15)), asking("b", range(20, 24)))
     bench.step()
 
-    plan = bench.plan()  # a needs a third block: b, the last that runs, gives up three
+    plan = bench.plan()
 
-    assert (plan.released_rows, plan.admitted) == ((1,), ())
+    assert plan.released_rows == (1,)
+    assert [chunk.row for chunk in plan.chunks] == [0]
+
+
+def test_nobody_is_admitted_in_the_step_that_preempts() -> None:
+    class Patient(PriorityPolicy):
+        def displaces(self, waiting: Request, running: Request) -> bool:
+            return False
+
+    bench = make_bench(num_blocks=5, policy=Patient(ageing_s=10.0))
+    bench.add(asking("a", range(10, 18), priority=5), asking("b", range(20, 32), priority=5))
+    bench.step()
+    bench.add(asking("c", (3,), priority=0))
+
+    first, second = bench.plan(), bench.plan()  # a needs a third block: b gives up three, and c needs one
+
+    assert (first.released_rows, first.admitted) == ((1,), ())
+    assert [each.request_id for each in second.admitted] == [C]
+
+
+def test_a_preempted_request_waits_for_the_last_plan_that_names_it_even_if_there_is_room() -> None:
+    bench = make_bench(num_blocks=3)
+    bench.add(asking("a", range(10, 14)), asking("b", range(20, 24)))
+    bench.plan()
+    bench.plan()  # b gives way; its first token is still in flight
+    bench.scheduler.cancel_request(A)
+
+    early = bench.plan()
+    bench.answer()
+    late = bench.plan()
+
+    assert early.admitted == ()
+    assert [each.token_ids for each in late.admitted] == [(*range(20, 24), *expected_output(range(20, 24), 1))]
 
 
 def test_a_preempted_request_keeps_its_place_before_those_that_came_later() -> None:
@@ -128,6 +165,38 @@ def test_an_urgent_request_waits_when_there_is_room_anyway() -> None:
     plan = bench.plan()
 
     assert (plan.released_rows, [each.request_id for each in plan.admitted]) == ((), [B])
+
+
+def test_nobody_is_displaced_by_what_comes_later_whatever_the_policy_says() -> None:
+    class Eager(FirstComePolicy):
+        def displaces(self, waiting: Request, running: Request) -> bool:
+            return True
+
+    bench = make_bench(max_sequences=1, policy=Eager())
+    bench.add(asking("a", arrival=1), asking("b", arrival=2))
+
+    bench.finish_all()
+
+    assert [each.request_id for plan in bench.plans for each in plan.admitted] == [A, B]
+
+
+def test_nobody_is_displaced_for_a_request_that_cannot_start_yet() -> None:
+    class Unselfish(PriorityPolicy):
+        def victim(self, running: Sequence[Request]) -> int:
+            return 0
+
+    # a is the urgent one, gives way to itself for want of a block, and is still named by a plan in flight.
+    bench = make_bench(num_blocks=4, policy=Unselfish(ageing_s=10.0))
+    bench.add(asking("a", range(10, 18)), asking("b", range(20, 27), max_tokens=2, priority=10))
+    bench.plan()
+    given_up = bench.plan()
+
+    waiting = bench.plan()
+    bench.answer()
+    displacing = bench.plan()
+
+    assert (given_up.released_rows, waiting.released_rows) == ((0,), ())
+    assert displacing.released_rows == (1,)
 
 
 def test_nobody_is_displaced_when_that_would_not_make_enough_room() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from control_plane.engine.facts import Intake, Link
+from control_plane.engine.lane import Live
 from control_plane.engine.recovery import Recovery
 from control_plane.scheduling.config import SchedulerConfig
 from plugins.errors import InvariantBroken, NotServing, WorkerLeaving, WorkerTaken
@@ -76,6 +77,39 @@ def test_suspects_are_tried_one_at_a_time_oldest_first_and_the_first_token_clear
     assert admitted == ["a", "b", "c"]
     cluster.finish_all()
     assert said_right(cluster, "abc", 20)
+
+
+def test_until_its_token_comes_no_other_suspect_is_tried_beside_one() -> None:
+    cluster = Cluster()
+    cluster.attach("w1")
+    submit(cluster, "abc")
+    cluster.step()
+    cluster.kill("w1")
+    cluster.attach("w2")
+
+    for _ in range(3):
+        cluster.step()  # no result is brought
+
+    assert cluster.core.num_live(W2) == 1
+
+
+def test_a_suspect_that_only_waited_on_the_second_worker_is_tried_again() -> None:
+    cluster = Cluster(config=ONE_ROW)
+    cluster.attach("w1")
+    submit(cluster, "a")
+    cluster.step()
+    cluster.attach("w2")
+    submit(cluster, "bd")  # in turn: w1, then w2, where d takes the row
+    cluster.step()
+    cluster.kill("w1")
+    cluster.step()  # a is tried on w2, behind d
+
+    cluster.kill("w2")
+    cluster.attach("w3")
+    cluster.finish_all()
+
+    assert set(ends(cluster).values()) == {"LENGTH"}
+    assert said_right(cluster, "abd")
 
 
 def test_each_worker_tries_a_suspect_of_its_own() -> None:
@@ -341,6 +375,31 @@ def test_the_oldest_of_a_generation_comes_first_and_expires_with_the_others() ->
 
     assert ends(cluster) == {"a": "RECOVERY_TIMED_OUT", "b": "RECOVERY_TIMED_OUT"}
     assert cluster.core.next_expiry_s() == 14.0
+
+
+def test_who_is_kept_is_taken_out_oldest_first_suspects_one_by_one() -> None:
+    recovery = Recovery(timeout_s=10.0)
+    for name, arrival, is_suspect in (("d", 4, False), ("a", 1, False), ("c", 3, True), ("b", 2, True)):
+        recovery.add(Live(asking(name, arrival=arrival), GenerationId("g"), is_suspect=is_suspect))
+
+    homeless = [live.request.request_id for live in recovery.take_homeless(GenerationId("g"))]
+    suspects = [recovery.take_suspect(GenerationId("g")) for _ in range(3)]
+
+    assert homeless == ["a", "d"]
+    assert [live and live.request.request_id for live in suspects] == ["b", "c", None]
+
+
+def test_the_clock_of_a_generation_starts_when_its_last_worker_goes_and_not_anew_with_each_request() -> None:
+    recovery = Recovery(timeout_s=10.0)
+    for name, now_s in (("a", 1.0), ("b", 5.0)):
+        recovery.add(Live(asking(name), GenerationId("g")))
+        recovery.note_orphaned(GenerationId("g"), now_s)
+
+    assert recovery.next_expiry_s() == 11.0
+    assert [(live.request.request_id, waited_s) for live, waited_s in recovery.expired(12.0)] == [
+        ("a", 11.0),
+        ("b", 11.0),
+    ]
 
 
 def test_a_keeper_of_nobody_has_nothing_to_tell() -> None:

@@ -152,6 +152,14 @@ def test_samples_go_on_when_the_one_they_wait_for_is_cancelled() -> None:
     assert bench.scheduler.kv.num_free == 64
 
 
+def test_samples_go_on_when_the_one_they_wait_for_is_cancelled_before_it_ran() -> None:
+    bench = bench_of(request("a", PROMPT), sample("b", "a"))
+
+    bench.scheduler.cancel_request(RequestId("a"))
+
+    assert [each.request_id for each in bench.plan().admitted] == ["b"]
+
+
 def test_samples_find_the_prompt_in_the_cache_when_the_one_they_waited_for_ended_with_it() -> None:
     bench = bench_of(request("a", PROMPT, max_tokens=1), sample("b", "a"))
 
