@@ -29,6 +29,7 @@ from tests.simulation.virtual_loop import VirtualLoop
 
 LEASE_S = 0.5
 LATENCY_S = 0.0003
+GAP_S = 1e-7  # between two messages: timers of the same instant may run in any order
 TIMEOUT_S = 1.0  # of every call that a handle makes
 MAX_RESTART_S = 0.25
 
@@ -82,6 +83,7 @@ class SimulatedWorker:
         self._draw = draw
         self._step_s = draw.choice((0.002, 0.005, 0.02))
         self._num_starts = 0
+        self._num_freezes = 0
         self._stream: SimulatedHandle | None = None
         self._held: list[Callable[[], None]] = []  # what a frozen process would have sent
         self._stale: tuple[int, StepResult] | None = None  # a result that its epoch did not wait for
@@ -128,12 +130,13 @@ class SimulatedWorker:
         """Stand still: nothing is answered until `thaw`. Whoever uses the worker has so long to notice."""
         if self.is_up:
             self.thawed.clear()
-            args = (self._stream, self.info.incarnation, self.loop.stalled_s)
+            self._num_freezes += 1
+            args = (self._stream, self._num_freezes, self.loop.stalled_s)
             self.loop.call_later(noticed_within_s, self._check_that_it_was_noticed, *args)
 
-    def _check_that_it_was_noticed(self, stream: "SimulatedHandle | None", incarnation: str, stalled_s: float) -> None:
-        is_frozen = not self.thawed.is_set() and self.info.incarnation == incarnation
-        if is_frozen and stream is not None and self.loop.stalled_s == stalled_s:
+    def _check_that_it_was_noticed(self, stream: "SimulatedHandle | None", num_freezes: int, stalled_s: float) -> None:
+        is_still_frozen = not self.thawed.is_set() and self._num_freezes == num_freezes
+        if is_still_frozen and stream is not None and self.loop.stalled_s == stalled_s:
             assert self._stream is not stream, f"nobody noticed that {self.worker_id} is frozen"
 
     def thaw(self) -> None:
@@ -358,13 +361,13 @@ class SimulatedHandle:
     def receive(self, epoch: int, result: StepResult, delay_s: float = LATENCY_S) -> None:
         """A result is under way to this handle."""
         loop = self._worker.loop
-        self._arrives_at = max(self._arrives_at, loop.time() + delay_s)
+        self._arrives_at = max(self._arrives_at + GAP_S, loop.time() + delay_s)
         loop.call_at(self._arrives_at, self._take, epoch, result)
 
     def fail(self, error: ServingError) -> None:
         """The stream ends with this error, behind the results that are under way."""
         loop = self._worker.loop
-        self._arrives_at = max(self._arrives_at, loop.time() + LATENCY_S)
+        self._arrives_at = max(self._arrives_at + GAP_S, loop.time() + LATENCY_S)
         loop.call_at(self._arrives_at, self._queue.put_nowait, error)
 
     def _take(self, epoch: int, result: StepResult) -> None:
