@@ -346,6 +346,28 @@ def test_a_policy_decides_whether_anybody_is_admitted() -> None:
     assert [[each.request_id for each in bench.step().admitted] for _ in range(2)] == [[A], [B]]
 
 
+def test_a_policy_is_told_of_each_admission_and_of_each_end_with_the_output_so_far() -> None:
+    class Listening(FirstComePolicy):
+        def __init__(self) -> None:
+            self.told: list[tuple[str, int | None]] = []
+
+        def note_admitted(self, request: Request) -> None:
+            self.told.append((request.request_id, None))
+
+        def note_ended(self, request: Request, num_output_tokens: int) -> None:
+            self.told.append((request.request_id, num_output_tokens))
+
+    policy = Listening()
+    bench = Bench(RunAheadScheduler(SchedulerConfig(max_sequences=2), worker_info(), policy))
+    bench.add(asking("a", max_tokens=2), asking("b"), asking("c"))
+    bench.step()
+    bench.scheduler.cancel_request(B)
+    bench.scheduler.cancel_request(C)
+    bench.finish_all()
+
+    assert policy.told == [("a", None), ("b", None), ("b", 1), ("c", 0), ("a", 2)]
+
+
 def test_a_request_that_has_output_goes_on_from_there_and_nothing_comes_twice() -> None:
     bench = Bench(make_scheduler())
     said = expected_output((3, 4, 5), 5)

@@ -69,3 +69,27 @@ def test_moving_the_intake_of_several_workers_is_all_or_nothing() -> None:
         cluster.core.move_intake(Intake.PAUSED, [W, WorkerId("v")])
 
     assert cluster.core.facts(W).intake is Intake.OPEN
+
+
+def test_a_sample_goes_to_the_worker_of_its_sibling_whatever_the_router_says() -> None:
+    cluster = Cluster()
+    cluster.attach("w1")
+    cluster.attach("w2")
+    cluster.submit(asking("a", max_tokens=9), asking("b", sibling_of=A), asking("c", sibling_of=A))
+
+    cluster.finish_all()
+
+    assert cluster.placed() == {"a": "w1", "b": "w1", "c": "w1"}
+
+
+def test_a_sample_whose_sibling_has_ended_goes_where_the_router_says() -> None:
+    cluster = Cluster()
+    cluster.attach("w1")
+    cluster.attach("w2")
+    cluster.submit(asking("a", max_tokens=1))
+    cluster.finish_all()
+
+    cluster.submit(asking("b", sibling_of=A))
+    cluster.finish_all()
+
+    assert cluster.placed() == {"a": "w1", "b": "w2"}

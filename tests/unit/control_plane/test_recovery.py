@@ -338,6 +338,7 @@ def test_a_worker_that_was_given_up_may_be_connected_again_by_hand() -> None:
     cluster.kill("w1")
 
     cluster.core.give_up(W1)
+    cluster.kill("w1")
     given_up = cluster.core.facts(W1).link
     cluster.attach("w1")
 
