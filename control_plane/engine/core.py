@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.facts import INTAKE_MOVES, Facts, Intake, Link, move
-from control_plane.engine.lane import Lane, Live, PlanInFlight
+from control_plane.engine.lane import GuardedLane, Lane, Live, PlanInFlight, total_load
 from control_plane.engine.quota import RETRY_AFTER_S, Quota
 from control_plane.engine.recovery import Recovery
 from control_plane.engine.router import Router
@@ -43,9 +43,6 @@ from plugins.types import (
     WorkerId,
     WorkerInfo,
 )
-
-MAX_PLUGIN_FAILURES = 3  # of a worker's schedulers within the period; then nobody builds another one
-PLUGIN_FAILURE_PERIOD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +173,17 @@ class EngineCore:
         """Let some workers, or all, forget their cached blocks. Raises: InvariantBroken: no such worker."""
         for lane in [self._lane(worker_id) for worker_id in worker_ids] or tuple(self._lanes.values()):
             if lane.scheduler is not None:
-                lane.reset_prefix_cache()
                 self._dirty[lane.worker_id] = lane
+                with self._guarded(lane):
+                    lane.reset_prefix_cache()
 
     def record_kv_events(self, is_on: bool) -> None:
         """Begin or cease to tell what happens to cached blocks."""
         self._records_kv_events = is_on
-        for lane in self._lanes.values():
+        for lane in tuple(self._lanes.values()):
             if lane.scheduler is not None:
-                lane.scheduler.record_kv_events(is_on)
+                with self._guarded(lane):
+                    lane.scheduler.record_kv_events(is_on)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -292,7 +291,7 @@ class EngineCore:
         return len(self._lane(worker_id).in_flight)
 
     def num_live(self, worker_id: WorkerId | None = None) -> int:
-        """Requests of a worker, or all there are."""
+        """Requests at hand, of one worker or in all."""
         return len(self._live) if worker_id is None else len(self._lane(worker_id).live)
 
     def facts(self, worker_id: WorkerId) -> Facts:
@@ -301,24 +300,12 @@ class EngineCore:
 
     def worker_load(self, worker_id: WorkerId) -> SchedulerLoad:
         """How busy a worker is; zeros while it is not attached."""
-        return self._lane(worker_id).load()
+        return self._guard(self._lane(worker_id)).load()
 
     def load(self) -> SchedulerLoad:
         """How busy all workers are together; requests without a worker wait."""
-        loads = [lane.load() for lane in self._lanes.values()]
-        num_homeless = len(self._recovery)
-        return SchedulerLoad(
-            num_running=sum(load.num_running for load in loads),
-            num_waiting=sum(load.num_waiting for load in loads) + num_homeless,
-            num_waiting_tokens=sum(load.num_waiting_tokens for load in loads),
-            num_uncomputed_tokens=sum(load.num_uncomputed_tokens for load in loads),
-            num_blocks=sum(load.num_blocks for load in loads),
-            num_free_blocks=sum(load.num_free_blocks for load in loads),
-            num_cached_blocks=sum(load.num_cached_blocks for load in loads),
-            num_preemptions=sum(load.num_preemptions for load in loads),
-            num_prefix_tokens=sum(load.num_prefix_tokens for load in loads),
-            num_prefix_hits=sum(load.num_prefix_hits for load in loads),
-        )
+        loads = [self._guard(lane).load() for lane in tuple(self._lanes.values())]
+        return total_load([*loads, SchedulerLoad(num_waiting=len(self._recovery))])
 
     # -- placing ------------------------------------------------------------------------------------------------
 
@@ -345,11 +332,22 @@ class EngineCore:
         for intake in (Intake.OPEN, Intake.PAUSED, Intake.DRAINING):
             candidates = [lane for lane in lanes if lane.facts.intake is intake]
             if candidates:
-                index = self._router.choose(live.request, candidates) if len(candidates) > 1 else 0
-                self._add(candidates[index], live)
+                self._add(self._choose(live.request, candidates), live)
                 return
 
+    def _choose(self, request: Request, lanes: list[Lane]) -> Lane:
+        if len(lanes) == 1:
+            return lanes[0]
+        trusted = self._is_builtin  # ours need no guard, which costs more than the question
+        return lanes[self._router.choose(request, lanes if trusted else [self._guard(lane) for lane in lanes])]
+
+    def _guard(self, lane: Lane) -> GuardedLane:
+        return GuardedLane(lane, self._guarded)
+
     def _add(self, lane: Lane, live: Live) -> None:
+        if lane.scheduler is None:
+            self._place(live)  # its scheduler raised while it was asked
+            return
         self._dirty[lane.worker_id] = lane
         with self._guarded(lane):
             lane.add(live)
@@ -382,16 +380,13 @@ class EngineCore:
         self._detach(lane, error)
 
     def _plugin_failed(self, lane: Lane, error: Exception) -> PluginFailed:
-        failures = lane.plugin_failures_s
-        failures.append(self._now_s)
-        while self._now_s - failures[0] > PLUGIN_FAILURE_PERIOD_S:
-            failures.popleft()
+        lane.note_plugin_failure(self._now_s)
         return PluginFailed(f"the scheduler raised {type(error).__name__}: {error}")
 
     def _detach(self, lane: Lane, error: ServingError) -> None:
         if lane.facts.link is Link.FAILED:
             return
-        is_failed = len(lane.plugin_failures_s) >= MAX_PLUGIN_FAILURES and isinstance(error, PluginFailed)
+        is_failed = lane.has_too_many_plugin_failures and isinstance(error, PluginFailed)
         lane.facts.move_link(Link.FAILED if is_failed else Link.LOST)
         if lane.scheduler is None:
             return
@@ -433,7 +428,8 @@ class EngineCore:
                     self._note_started(self._live[admission.request_id], admission.num_cached_tokens)
                 plans.append((worker_id, plan))
             if self._records_kv_events and lane.scheduler is not None:
-                self._kv_events += [(worker_id, event) for event in lane.scheduler.take_kv_events()]
+                with self._guarded(lane):
+                    self._kv_events += [(worker_id, event) for event in lane.scheduler.take_kv_events()]
         return tuple(plans)
 
     def _note_started(self, live: Live, num_cached_tokens: int) -> None:

@@ -4,7 +4,10 @@ Keeps the books of one worker; what happens to requests when it goes away is dec
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
+from typing import Final
 
 from control_plane.engine.facts import Facts
 from control_plane.engine.pacing import PrefillPacer
@@ -12,7 +15,15 @@ from plugins.errors import InvariantBroken, PlanOutOfOrder
 from plugins.scheduler import Scheduler, SchedulerLoad
 from plugins.types import GenerationId, Request, RequestId, Row, StepPlan, StepResult, TokenId, WorkerId, WorkerInfo
 
-NO_LOAD = SchedulerLoad(num_running=0, num_waiting=0, num_blocks=0, num_free_blocks=0)
+MAX_PLUGIN_FAILURES: Final = 3  # of a worker's schedulers within the period; then nobody builds another one
+PLUGIN_FAILURE_PERIOD_S: Final = 60.0
+NO_LOAD: Final = SchedulerLoad(num_running=0, num_waiting=0, num_blocks=0, num_free_blocks=0)
+
+
+def total_load(loads: Sequence[SchedulerLoad]) -> SchedulerLoad:
+    """Add loads up."""
+    sums = {each.name: sum(getattr(load, each.name) for load in loads) for each in fields(SchedulerLoad)}
+    return SchedulerLoad(**sums)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +80,7 @@ class Lane:
         self.live: dict[RequestId, Live] = {}  # the requests that the scheduler has
         self.in_flight: deque[PlanInFlight] = deque()
         self.probe: Live | None = None  # the one suspect that is tried here
-        self.plugin_failures_s: deque[float] = deque()  # when its schedulers raised, within the last minute
+        self._plugin_failures_s: deque[float] = deque()  # when its schedulers raised, within the period
         self._owners: dict[Row, Live] = {}  # today's rows
         self._load: SchedulerLoad | None = None  # what the scheduler said last; None: it has changed since
         self._vocab_size = 0
@@ -109,6 +120,17 @@ class Lane:
         live.lane = None
         if self.probe is live:
             self.probe = None
+
+    def note_plugin_failure(self, now_s: float) -> None:
+        """A scheduler that is a plug-in raised."""
+        self._plugin_failures_s.append(now_s)
+        while now_s - self._plugin_failures_s[0] > PLUGIN_FAILURE_PERIOD_S:
+            self._plugin_failures_s.popleft()
+
+    @property
+    def has_too_many_plugin_failures(self) -> bool:
+        """True if nobody should build another scheduler."""
+        return len(self._plugin_failures_s) >= MAX_PLUGIN_FAILURES
 
     def load(self) -> SchedulerLoad:
         """How busy the scheduler is; zeros while there is none."""
@@ -190,3 +212,25 @@ class Lane:
         if self.scheduler is None:
             raise InvariantBroken(f"worker {self.worker_id} has no scheduler")
         return self.scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedLane:
+    """A lane as others may ask it: if its scheduler raises, the lane is lost and the answer is nothing."""
+
+    lane: Lane
+    guard: Callable[[Lane], AbstractContextManager[None]]
+
+    def load(self) -> SchedulerLoad:
+        """How busy it is."""
+        load = NO_LOAD
+        with self.guard(self.lane):
+            load = self.lane.load()
+        return load
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """How many leading tokens of the prompt need no computing there."""
+        num_tokens = 0
+        with self.guard(self.lane):
+            num_tokens = self.lane.num_cached_tokens(request)
+        return num_tokens

@@ -35,9 +35,6 @@ T = TypeVar("T")
 WORKER = WorkerId("local")  # there is but one
 GENERATION = GenerationId("local")
 
-WORKER = WorkerId("local")  # there is but one
-GENERATION = GenerationId("local")
-
 
 @dataclass(frozen=True, slots=True)
 class Completion:

@@ -130,9 +130,7 @@ class BatchingScheduler(Scheduler):
         self._displace()
         half_done = self._plan_decodes(draft)
         if not (throttle_prefills and draft.chunks and not self._is_full):
-            self._plan_prefills(draft, half_done)
-            if not draft.has_preempted:
-                self._admit(draft)
+            self._plan_prompts(draft, half_done)
             self._num_uncomputed = sum(each.num_known - each.num_planned for each in draft.half_done)
         released, self._released = tuple(self._released), []
         plan = StepPlan(
@@ -187,7 +185,7 @@ class BatchingScheduler(Scheduler):
         return SchedulerLoad(
             num_running=len(self._running),
             num_waiting=len(self._sequences) - len(self._running),
-            num_waiting_tokens=self._waiting.num_tokens,
+            num_waiting_tokens=self._waiting.num_tokens + self._num_held_tokens(),
             num_uncomputed_tokens=self._num_uncomputed,
             num_blocks=self.kv.num_blocks,
             num_free_blocks=self.kv.num_free,
@@ -220,20 +218,22 @@ class BatchingScheduler(Scheduler):
         first = self._waiting.first()
         if first is None or first.num_plans or not self._running:
             return
-        num_missing = self.kv.num_blocks_for(first.num_known) + self._watermark - self.kv.num_free
-        if self._free_rows and num_missing <= 0:
+        num_missing = self.kv.num_blocks_for(first.num_known) - self.kv.num_free
+        if self._free_rows and num_missing + self._watermark <= 0:
             return
         victims: list[Sequence] = []
         for last in reversed(self._running):
-            if first.place > last.place or not self.policy.displaces(first.request, last.request):
+            if not self._goes_ahead(first, last):
                 return
             victims.append(last)
             num_missing -= self.kv.num_sole(last.request_id)
-            if num_missing <= 0:
+            is_alone = len(victims) == len(self._running)
+            if num_missing + (0 if is_alone else self._watermark) <= 0:
                 break
-        if num_missing <= 0:
-            for victim in victims:
-                self._preempt(victim)
+        else:
+            return  # all of them together are not enough
+        for victim in victims:
+            self._preempt(victim)
 
     def _plan_decodes(self, draft: _Draft) -> list[Sequence]:
         """Plan one token for everybody who has one to compute; return those that have more, prompts in the making."""
@@ -261,20 +261,28 @@ class BatchingScheduler(Scheduler):
         draft.budget -= len(chunks)  # there are no more rows than the budget has tokens
         return half_done
 
-    def _plan_prefills(self, draft: _Draft, half_done: list[Sequence]) -> None:
-        for sequence in half_done:
-            if sequence.row is not None and draft.budget > 0:
-                num_tokens = min(sequence.num_known - sequence.num_planned, draft.budget, self._max_chunk())
-                self._add_chunk(draft, sequence, Chunk(sequence.row, num_tokens))
-            elif sequence.row is not None:
-                draft.half_done.append(sequence)
-
-    def _admit(self, draft: _Draft) -> None:
+    def _plan_prompts(self, draft: _Draft, half_done: list[Sequence]) -> None:
+        """Go on with prompts in the making, then begin others; who may displace one of the former goes before it."""
         self._is_full = False
-        while draft.budget > 0 and len(draft.half_done) < MAX_HALF_DONE:
+        for sequence in half_done:
+            self._admit(draft, sequence)
+            if sequence.row is None:
+                continue  # it was preempted
+            if draft.budget == 0:
+                draft.half_done.append(sequence)
+                continue
+            num_tokens = min(sequence.num_known - sequence.num_planned, draft.budget, self._max_chunk())
+            self._add_chunk(draft, sequence, Chunk(sequence.row, num_tokens))
+        self._admit(draft, None)
+
+    def _admit(self, draft: _Draft, ahead_of: Sequence | None) -> None:
+        """Admit those that wait, in order, while there is room; or only those that may displace a sequence."""
+        while draft.budget > 0 and len(draft.half_done) < MAX_HALF_DONE and not draft.has_preempted:
             sequence = self._waiting.first()
             if sequence is None or sequence.num_plans:
                 return  # nobody waits, or who does was preempted and a plan in flight still names it
+            if ahead_of is not None and not self._goes_ahead(sequence, ahead_of):
+                return
             if not self._free_rows:
                 self._is_full = True
                 return
@@ -284,6 +292,9 @@ class BatchingScheduler(Scheduler):
             if not self._start(sequence, draft, self._watermark if self._running else 0):
                 self._is_full = True
                 return
+
+    def _goes_ahead(self, waiting: Sequence, running: Sequence) -> bool:
+        return waiting.place < running.place and self.policy.displaces(waiting.request, running.request)
 
     def _requests(self) -> list[Request]:
         return [sequence.request for sequence in self._running]
@@ -437,6 +448,9 @@ class BatchingScheduler(Scheduler):
             return False
         held.remove(sequence)
         return True
+
+    def _num_held_tokens(self) -> int:
+        return sum(sequence.num_known for held in self._siblings.values() for sequence in held)
 
     def _free_siblings(self) -> None:
         for leader_id in tuple(self._siblings):

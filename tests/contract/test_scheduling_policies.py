@@ -132,10 +132,10 @@ class Deeper(Planted):
 
 
 class ComesBackTooEarly(Deeper):
-    def _admit(self, draft: Any) -> None:
+    def _admit(self, draft: Any, ahead_of: Sequence | None) -> None:
         if (first := self._waiting.first()) is not None:
             first.num_plans = 0
-        super()._admit(draft)
+        super()._admit(draft, ahead_of)
 
 
 class KeepsTheFailed(Planted):

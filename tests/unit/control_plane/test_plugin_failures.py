@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from control_plane.engine.facts import Link
+from control_plane.engine.router import PrefixAffinity
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from plugins.errors import PluginFailed
@@ -69,6 +70,37 @@ def test_what_a_plugin_raises_ends_the_requests_of_its_worker_and_no_others(meth
     assert cluster.core.facts(W1).link is Link.LOST
     assert cluster.outputs[B] == expected_output(range(3, 8), 4)
     assert cluster.core.facts(W2).link is Link.LIVE
+
+
+@pytest.mark.parametrize("method", ["load", "num_cached_tokens", "take_kv_events", "record_kv_events"])
+def test_a_plugin_that_raises_when_it_is_asked_costs_its_worker_alone(method: str) -> None:
+    cluster = Cluster(PluggedIn(method), router=PrefixAffinity())
+    cluster.attach("w1", info=worker_info(name="good"))
+    cluster.attach("w2", info=worker_info(name="good"))
+    broken = cluster.core._lanes[W1].scheduler
+    assert isinstance(broken, Plugged)
+    setattr(broken, method, broken._raise)
+
+    cluster.core.record_kv_events(True)
+    cluster.submit(asking("a"), asking("b"))
+    cluster.core.load()
+    cluster.finish_all()
+
+    assert [worker_id for worker_id, _ in cluster.lost] == [W1]
+    assert cluster.core.facts(W2).link is Link.LIVE
+    assert {type(end.error) for end in cluster.ends.values()} <= {PluginFailed, type(None)}
+    assert len(cluster.ends) == 2
+
+
+def test_a_plugin_that_cannot_reset_its_cache_costs_its_worker_alone() -> None:
+    cluster = make_cluster("reset_prefix_cache")
+
+    cluster.core.reset_prefix_cache()
+    cluster.submit(asking("b"), generation="good")
+    cluster.finish_all()
+
+    assert [worker_id for worker_id, _ in cluster.lost] == [W1]
+    assert cluster.outputs[B] == expected_output(range(3, 8), 4)
 
 
 def test_a_plugin_that_raises_at_a_cancel_does_not_change_how_that_request_ended() -> None:

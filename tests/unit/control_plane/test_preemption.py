@@ -167,6 +167,43 @@ def test_an_urgent_request_waits_when_there_is_room_anyway() -> None:
     assert (plan.released_rows, [each.request_id for each in plan.admitted]) == ((), [B])
 
 
+def test_an_urgent_prompt_goes_before_prompts_in_the_making() -> None:
+    """B061, for the token budget: long prompts that were begun do not hold an urgent one up."""
+    bench = make_bench(num_blocks=200, max_step_tokens=16, policy=PriorityPolicy(ageing_s=10.0))
+    bench.add(asking("a", range(3, 203), priority=10), asking("b", range(300, 500), priority=10))
+    bench.step()
+    bench.step()
+    bench.add(asking("urgent", range(600, 608), priority=0, arrival_s=1.0))
+
+    plan = bench.step()
+
+    assert [each.request_id for each in plan.admitted] == ["urgent"]
+    assert bench.outputs[RequestId("urgent")] == expected_output(range(600, 608), 1)
+    assert bench.scheduler.load().num_preemptions == 0
+
+
+def test_the_watermark_does_not_keep_an_urgent_request_from_the_whole_pool() -> None:
+    bench = make_bench(num_blocks=10, policy=PriorityPolicy(ageing_s=10.0), config=SchedulerConfig(watermark_ratio=0.3))
+    bench.add(asking("a", (3,), max_tokens=30, priority=10))
+    bench.step()
+    bench.add(asking("urgent", range(100, 139), max_tokens=1, priority=0, arrival_s=1.0))
+
+    plan = bench.plan()
+
+    assert [each.request_id for each in plan.admitted] == ["urgent"]
+
+
+def test_nobody_is_displaced_if_all_that_might_be_are_not_enough() -> None:
+    bench = make_bench(num_blocks=10, policy=PriorityPolicy(ageing_s=10.0))
+    bench.add(asking("old", range(50, 70), max_tokens=9, priority=0), asking("a", (3,), max_tokens=9, priority=10))
+    bench.step()
+    bench.add(asking("urgent", range(100, 132), max_tokens=1, priority=0, arrival_s=1.0))
+
+    plan = bench.plan()
+
+    assert (plan.released_rows, plan.admitted) == ((), ())
+
+
 def test_nobody_is_displaced_by_what_comes_later_whatever_the_policy_says() -> None:
     class Eager(FirstComePolicy):
         def displaces(self, waiting: Request, running: Request) -> bool:
