@@ -61,6 +61,12 @@ class Cell:
         for address in self.addresses:
             await self.control_plane.logged("worker_ready", worker_id=address)
 
+    def story(self) -> str:
+        """Tell what happened to the workers, for whoever looks into a failure."""
+        codes = [worker.process.returncode for worker in self.workers]
+        events = [line for line in self.control_plane.log if '"event": "worker_' in line]
+        return "\n".join((f"exit codes of the workers: {codes}", *events))
+
     async def _keep_running(self, number: int, codes: list[int | None]) -> None:
         while True:
             codes.append(await self.workers[number].process.wait())
@@ -92,7 +98,11 @@ async def cell(
         started.control_plane = await started.add_control_plane(f"--workers.address={address}", *words)
         await started.control_plane.ready()
         await started.all_ready()
-        yield started
+        try:
+            yield started
+        except BaseException as error:
+            error.add_note(started.story())
+            raise
 
 
 @asynccontextmanager
