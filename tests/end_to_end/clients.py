@@ -73,10 +73,15 @@ class Client:
 
     async def idle_workers(self) -> list[admin_pb2.Worker]:
         """Wait until the server holds no request, and list its workers."""
+        await self.holds(num_running=0, num_waiting=0)
+        return await self.workers()
+
+    async def holds(self, num_running: int, num_waiting: int) -> None:
+        """Wait until the server holds so many requests."""
         while True:
             info = await self.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
-            if info.num_running == info.num_waiting == 0:
-                return await self.workers()
+            if (info.num_running, info.num_waiting) == (num_running, num_waiting):
+                return
             await asyncio.sleep(0.02)
 
 

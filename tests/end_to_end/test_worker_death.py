@@ -72,13 +72,11 @@ async def test_readiness_tells_of_a_dead_worker_at_once_and_liveness_does_not(is
 
 async def test_streams_that_run_and_streams_that_wait_all_end_when_the_worker_dies() -> None:
     """Case B136."""
-    requests = questions(64, 100)
+    requests = questions(64, 400)
     async with serving("--worker.max-sequences=32") as (server, client):
         undisturbed = await asyncio.gather(*(client.answer(request) for request in requests))
-        running = asyncio.Semaphore(0)
-        streams = [asyncio.create_task(client.answer(request, running.release)) for request in requests]
-        for _ in range(32):
-            await running.acquire()
+        streams = [asyncio.create_task(client.answer(request)) for request in requests]
+        await client.holds(num_running=32, num_waiting=32)
 
         kill_worker(server)
         answers = await asyncio.gather(*streams)
