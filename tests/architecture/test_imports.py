@@ -110,7 +110,9 @@ def test_a_planted_import_breaks_its_contract(tmp_path: Path, module: str, line:
     assert broken in lint.stdout
 
 
-@pytest.mark.parametrize("path", [path for path in files() if path.match("plugins/*.py")], ids=str)
+@pytest.mark.parametrize(
+    "path", [path for path in files() if path.parts[0] == "plugins" and path.suffix == ".py"], ids=str
+)
 def test_the_vocabulary_imports_the_standard_library_only(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported_modules((ROOT / path).read_text(encoding="utf-8"))}
 
