@@ -41,7 +41,20 @@ def find_class(name: str, group: str, base: type[T], kind: str, builtin: Iterabl
             found = getattr(found, attribute)
     except Exception as error:  # a plug-in's module may raise anything while it is imported
         raise _cannot_load(kind, name, place, module, entries, error) from error
-    return _checked(found, base, f"{kind} {name!r}")
+    return check_class(found, base, f"{kind} {name!r}")
+
+
+def check_class(found: object, base: type[T], what: str) -> type[T]:
+    """Return what was found, or given, if it is a class that can be built. `what` is how messages call it.
+
+    Raises: InvalidConfig: it is no class, does not derive from `base`, or leaves abstract methods of it undefined.
+    """
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise InvalidConfig(f"{what}: {found!r} must be a subclass of {base.__module__}.{base.__qualname__}")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise InvalidConfig(f"{what}: {found.__qualname__} must define {missing}, as {base.__qualname__} describes")
+    return found
 
 
 def entry_point_names(group: str) -> tuple[str, ...]:
@@ -56,15 +69,6 @@ def _split(place: str) -> tuple[str, list[str]]:
         module, _, attributes = place.rpartition(".")
     words = [*module.split("."), *attributes.split(".")]
     return (module, attributes.split(".")) if all(word.isidentifier() for word in words) else ("", [])
-
-
-def _checked(found: object, base: type[T], what: str) -> type[T]:
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise InvalidConfig(f"{what}: {found!r} must be a subclass of {base.__module__}.{base.__qualname__}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise InvalidConfig(f"{what}: {found.__qualname__} must define {missing}, as {base.__qualname__} describes")
-    return found
 
 
 def _cannot_load(

@@ -11,7 +11,7 @@ from typing import Final
 from weakref import WeakSet
 
 from control_plane.scheduling.config import SchedulerConfig, parse_weights
-from plugins.classes import find_class
+from plugins.classes import check_class, find_class
 from plugins.errors import InvalidConfig
 from plugins.scheduler import Scheduler, SchedulingPolicy
 from plugins.types import WorkerInfo
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 SCHEDULER_GROUP: Final = "dihedral.schedulers"
 POLICY_GROUP: Final = "dihedral.scheduling_policies"
 _SYNCHRONOUS: Final = ("control_plane.scheduling.synchronous", "SynchronousScheduler")
+_SCHEDULER: Final[type[Scheduler]] = Scheduler  # type: ignore[type-abstract]  # to be derived from, not to be built
 _warned: WeakSet[type[Scheduler]] = WeakSet()  # one warning per class and process
 
 
@@ -47,11 +48,9 @@ def choose_scheduler(
     """Find the classes that the configuration names; a class object wins over `config.scheduler_cls`.
 
     `draw_key` gives the key that block names are made with, if the configuration has none.
-    Raises: InvalidConfig: no such scheduler or policy, it cannot be imported, or it declares no depth.
+    Raises: InvalidConfig: no such scheduler or policy, it cannot be imported or built, or it declares no depth.
     """
-    if cls is not None and not (isinstance(cls, type) and issubclass(cls, Scheduler)):
-        raise InvalidConfig(f"scheduler_cls must be a subclass of plugins.scheduler.Scheduler, is {cls!r}")
-    chosen = cls or _chosen_class(config)
+    chosen = _chosen_class(config) if cls is None else check_class(cls, _SCHEDULER, "scheduler_cls")
     depth = chosen.max_plans_in_flight
     if not isinstance(depth, int) or depth < 1:
         raise InvalidConfig(f"{chosen.__qualname__}.max_plans_in_flight must be a whole number from 1 on, is {depth!r}")
@@ -66,8 +65,7 @@ def choose_scheduler(
 
 def _chosen_class(config: SchedulerConfig) -> type[Scheduler]:
     if config.scheduler_cls is not None:
-        base: type[Scheduler] = Scheduler  # type: ignore[type-abstract]  # to be derived from, not to be built
-        return find_class(config.scheduler_cls, SCHEDULER_GROUP, base, "scheduler.scheduler_cls")
+        return find_class(config.scheduler_cls, SCHEDULER_GROUP, _SCHEDULER, "scheduler.scheduler_cls")
     if config.async_scheduling:
         from control_plane.scheduling.run_ahead import RunAheadScheduler
 

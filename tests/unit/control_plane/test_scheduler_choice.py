@@ -19,7 +19,7 @@ from control_plane.scheduling.priority import PriorityPolicy
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from plugins.errors import InvalidConfig
 from plugins.scheduler import Scheduler, SchedulingPolicy
-from plugins.types import Request, WorkerInfo
+from plugins.types import Request, StepPlan, WorkerInfo
 from tests.fakes import request, worker_info
 
 HERE = "tests.unit.control_plane.test_scheduler_choice"
@@ -36,6 +36,13 @@ class Watching(RunAheadScheduler):
     def __init__(self, config: SchedulerConfig, worker: WorkerInfo, policy: SchedulingPolicy | None = None) -> None:
         super().__init__(config, worker, policy)
         self.built_with = (config, worker, policy)
+
+
+class Unfinished(Scheduler):
+    """Plans, and leaves the rest open."""
+
+    def schedule(self, throttle_prefills: bool = False) -> StepPlan:
+        return StepPlan(seq=0)
 
 
 class Depthless(RunAheadScheduler):
@@ -169,6 +176,15 @@ def test_what_is_no_scheduler_is_refused() -> None:
         choose_scheduler(SchedulerConfig(scheduler_cls=f"{HERE}:LastComePolicy"))
     with pytest.raises(InvalidConfig, match="must be a subclass of plugins.scheduler.Scheduler"):
         choose_scheduler(SchedulerConfig(), LastComePolicy)  # type: ignore[arg-type]  # what a caller may do
+
+
+def test_a_class_object_with_methods_missing_is_refused_like_one_that_is_named() -> None:
+    message = "Unfinished must define add_request, cancel_request, "
+
+    with pytest.raises(InvalidConfig, match=f"scheduler_cls: {message}"):
+        choose_scheduler(SchedulerConfig(), Unfinished)
+    with pytest.raises(InvalidConfig, match=f"'{HERE}:Unfinished': {message}"):
+        choose_scheduler(SchedulerConfig(scheduler_cls=f"{HERE}:Unfinished"))
 
 
 def test_a_scheduler_without_a_depth_is_refused() -> None:
