@@ -4,6 +4,7 @@ Knows names and types through `plugins/metrics.py`; when something is counted is
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Thread
@@ -69,6 +70,12 @@ class PrometheusMetrics:
         """Put one value into a histogram. Raises: InvariantBroken: it is not in this plane's catalogue."""
         histogram = _find(self._histograms, metric, self.plane)
         (histogram.labels(*labels) if labels else histogram).observe(value)
+
+    def remove(self, metric: Metric, *labels: str) -> None:
+        """Export these labels of a metric no longer. Raises: InvariantBroken: it is not in this plane's catalogue."""
+        families: dict[str, Counter | Gauge | Histogram] = {**self._counters, **self._gauges, **self._histograms}
+        with suppress(KeyError):  # they were never told, or are removed already
+            _find(families, metric, self.plane).remove(*labels)
 
     def _add(self, metric: Metric) -> None:
         match metric.kind:

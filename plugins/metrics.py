@@ -125,6 +125,9 @@ class Metrics(Protocol):
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Put one value into a histogram."""
 
+    def remove(self, metric: Metric, *labels: str) -> None:
+        """Export these labels of a metric no longer; what they label is gone. Nothing happens if they were not."""
+
 
 class NoMetrics:
     """Counts nothing: for use in process, where nobody scrapes."""
@@ -136,4 +139,7 @@ class NoMetrics:
         return None
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        return None
+
+    def remove(self, metric: Metric, *labels: str) -> None:
         return None

@@ -47,9 +47,9 @@ class Gauges:
         self.is_stale = True
 
     def remove(self, worker_id: WorkerId) -> None:
-        """A worker is known no longer."""
+        """A worker is known no longer, and neither is its link."""
         self._told.pop(worker_id, None)
-        self._metrics.set(WORKER_LINK, 0, worker_id)
+        self._metrics.remove(WORKER_LINK, worker_id)
         self.is_stale = True
 
     def report(self, core: EngineCore) -> None:

@@ -40,6 +40,9 @@ class Told:
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         raise AssertionError("gauges observe nothing")
 
+    def remove(self, metric: Metric, *labels: str) -> None:
+        self.values.pop((metric.name, *labels), None)
+
     def of(self, metric: Metric, *labels: str) -> float | None:
         return self.values.get((metric.name, *labels))
 
@@ -130,12 +133,14 @@ def test_preemptions_are_counted() -> None:
     assert told.of(PREEMPTIONS) == 1
 
 
-def test_a_removed_worker_is_down_and_without_any_the_cache_is_unused() -> None:
+def test_a_removed_worker_is_told_of_no_longer_and_without_any_the_cache_is_unused() -> None:
     told = Told()
     gauges = Gauges(told)
     cluster = Cluster()
     cluster.attach("w")
     gauges.add(W, worker_info(block_size=4))
+    gauges.report(cluster.core)
+    up = told.of(WORKER_LINK, "w")
     cluster.kill("w")
     cluster.core.remove(W)
 
@@ -144,5 +149,6 @@ def test_a_removed_worker_is_down_and_without_any_the_cache_is_unused() -> None:
     gauges.report(cluster.core)
 
     assert (is_stale, gauges.is_stale) == (True, False)
-    assert (told.of(WORKER_LINK, "w"), told.of(KV_USAGE), told.of(KV_BLOCKS)) == (0, 0, 0)
+    assert (up, told.of(WORKER_LINK, "w")) == (1, None)
+    assert (told.of(KV_USAGE), told.of(KV_BLOCKS)) == (0, 0)
     assert told.of(KV_BLOCK_SIZE) == 4

@@ -17,6 +17,7 @@ from plugins.metrics import (
     REQUESTS,
     RUNNING,
     STEP_BUCKETS,
+    WORKER_LINK,
     WORKER_METRICS,
     WORKER_ROWS,
     Metric,
@@ -86,6 +87,21 @@ def test_counts_values_and_observations_are_exported() -> None:
     assert "dihedral_running_requests 3.0" in lines
     assert 'dihedral_inter_token_latency_seconds_bucket{le="0.003"} 0.0' in lines
     assert 'dihedral_inter_token_latency_seconds_bucket{le="0.004"} 1.0' in lines
+
+
+def test_what_is_removed_is_exported_no_longer_until_it_is_told_again() -> None:
+    metrics = PrometheusMetrics("control_plane")
+    for worker_id in ("10.0.0.1:1", "10.0.0.2:1"):
+        metrics.set(WORKER_LINK, 1, worker_id)
+
+    for _ in range(2):
+        metrics.remove(WORKER_LINK, "10.0.0.1:1")
+    removed = served(metrics)
+    metrics.set(WORKER_LINK, 0, "10.0.0.1:1")
+
+    assert "10.0.0.1:1" not in removed
+    assert 'dihedral_worker_link_up{worker="10.0.0.2:1"} 1.0' in removed
+    assert 'dihedral_worker_link_up{worker="10.0.0.1:1"} 0.0' in served(metrics)
 
 
 def test_build_info_tells_version_and_plane() -> None:

@@ -155,6 +155,9 @@ class CountedMetrics:
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         self.observations.append((metric.name, value, labels))
 
+    def remove(self, metric: Metric, *labels: str) -> None:
+        raise NotImplementedError("the API removes nothing")
+
     async def outcomes(self, num: int = 1) -> list[str]:
         """Wait until so many requests have ended; tell how."""
         while True:
