@@ -180,7 +180,7 @@ class _Polling:
         failure = ""
         while True:
             try:
-                found = await self._look()
+                found = await self._look_twice()
                 failure = ""
                 if found != told:
                     told = found
@@ -190,3 +190,14 @@ class _Polling:
                     failure = str(error)
                     logger.warning("worker_lookup_failed", extra={"place": self._place, "why": failure})
             await self._sleep(self._every_s)
+
+    async def _look_twice(self) -> frozenset[str]:
+        """Look, and believe that there is no address only when it is told twice in a row.
+
+        A file that somebody is writing is empty for a moment, and every worker would be sent away for that.
+        """
+        found = await self._look()
+        if not found:
+            await self._sleep(self._every_s)
+            found = await self._look()
+        return found

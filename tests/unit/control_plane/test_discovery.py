@@ -159,6 +159,30 @@ async def test_a_file_that_is_missing_or_damaged_keeps_the_last_set(
     assert "'10.0.0.1' has no port" in vars(caplog.records[1])["why"]
 
 
+async def test_a_file_that_is_empty_while_it_is_written_keeps_the_last_set(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text("10.0.0.1:5")
+    contents = ["", "10.0.0.1:5", "# none yet\n", "10.0.0.2:5"]
+
+    async def change(seconds: float) -> None:
+        path.write_text(contents.pop(0))
+
+    told = await take(FileAddresses(path, 2.0, sleep=change).watch(), 2)
+
+    assert told == [{"10.0.0.1:5"}, {"10.0.0.2:5"}]
+    assert contents == []
+
+
+async def test_an_answer_without_addresses_is_believed_when_it_comes_twice_in_a_row() -> None:
+    gone = OSError("Name or service not known")
+    names = ScriptedNames(["a:5"], [], gone, [], ["a:5"], [], [], [], [], ["b:5"])
+
+    told = await take(DnsAddresses("workers", 5, 2.0, names, no_wait).watch(), 3)
+
+    assert told == [{"a:5"}, set(), {"b:5"}]
+    assert len(names.asked) == 10
+
+
 async def test_the_configured_address_decides_what_is_watched(tmp_path: Path) -> None:
     (tmp_path / "workers").write_text("10.0.0.1:5")
 
