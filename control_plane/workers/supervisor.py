@@ -136,16 +136,21 @@ class WorkerSupervisor:
                 await asyncio.Event().wait()
 
     def leave(self) -> None:
-        """Send the worker no new requests: its address is gone. Those that it has run on while it answers."""
+        """Send the worker no new requests: its address is gone. Those that it has run on while it answers.
+
+        What an operator has paused stands still nevertheless.
+        """
         self._before_leaving = self._driver.facts(self._worker_id).intake
-        self._driver.move_intake(Intake.DRAINING, (self._worker_id,))
+        if self._before_leaving is Intake.OPEN:
+            self._driver.move_intake(Intake.DRAINING, (self._worker_id,))
         self._models.remove(self._worker_id)
         self._see(is_leaving=True)
         self._on_change()
 
     def stay(self) -> None:
         """Take `leave` back: its address is there again."""
-        if self._before_leaving is Intake.OPEN:  # else it took no requests before either
+        is_drained = self._driver.facts(self._worker_id).intake is Intake.DRAINING
+        if self._before_leaving is Intake.OPEN and is_drained:  # else an operator has decided, before or meanwhile
             self._driver.move_intake(Intake.OPEN, (self._worker_id,))
         self._before_leaving = None
         if self._served is not None:

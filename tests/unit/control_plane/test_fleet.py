@@ -230,6 +230,23 @@ async def test_a_worker_that_is_found_again_while_it_leaves_goes_on_as_if_nothin
 
 
 @on_virtual_time
+async def test_what_an_operator_has_paused_stands_still_while_its_address_is_gone_and_recovers_after_the_drain() -> (
+    None
+):
+    async with Cell({A: OLD, B: OLD}, drain_s=30.0) as cell:
+        await cell.find(A, B)
+        cell.driver.busy[A] = asyncio.Event()
+        cell.driver.move_intake(Intake.PAUSED, (A,))
+        await cell.find(B)
+        await asyncio.sleep(29)
+        stands_still = not cell.driver.facts(A).permit_step
+        await asyncio.sleep(1.1)
+
+        assert stands_still
+        assert [(worker_id, type(error)) for worker_id, error in cell.driver.losses] == [(A, WorkerLeaving)]
+
+
+@on_virtual_time
 async def test_a_worker_that_is_found_again_after_its_removal_is_served_anew() -> None:
     async with Cell({A: OLD}) as cell:
         await cell.find(A)

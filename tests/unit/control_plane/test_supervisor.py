@@ -295,14 +295,29 @@ async def test_a_worker_that_leaves_gets_no_new_requests_and_keeps_those_it_has_
         assert world.changes == [True, False, True]
 
 
+@pytest.mark.parametrize("intake", [Intake.PAUSED, Intake.DRAINING])
 @on_virtual_time
-async def test_a_worker_that_an_operator_had_paused_is_still_paused_when_it_stays() -> None:
+async def test_a_worker_that_an_operator_had_closed_is_closed_in_the_same_way_while_it_leaves_and_when_it_stays(
+    intake: Intake,
+) -> None:
     async with World([Handle(described())]) as world:
-        world.driver.move_intake(Intake.DRAINING, (HERE,))
+        world.driver.move_intake(intake, (HERE,))
         world.supervisor.leave()
+        while_it_leaves = world.driver.facts(HERE).intake
         world.supervisor.stay()
 
-        assert world.driver.facts(HERE).intake is Intake.DRAINING
+        assert (while_it_leaves, world.driver.facts(HERE).intake) == (intake, intake)
+
+
+@on_virtual_time
+async def test_a_worker_that_an_operator_pauses_while_it_leaves_is_paused_when_it_stays() -> None:
+    async with World([Handle(described())]) as world:
+        world.supervisor.leave()
+        for to in (Intake.OPEN, Intake.PAUSED):
+            world.driver.move_intake(to, (HERE,))
+        world.supervisor.stay()
+
+        assert world.driver.facts(HERE).intake is Intake.PAUSED
 
 
 @on_virtual_time
