@@ -32,6 +32,7 @@ T = TypeVar("T")
 SECTION_GROUP = "dihedral.config_sections"  # entry points: a section's name to its dataclass
 PREFIX = "DIHEDRAL_"
 CONFIG_VARIABLE = "DIHEDRAL_CONFIG"  # path of the file, if no flag names one
+SECRET = "***"  # stands for a secret wherever values are shown
 NONE_WORDS = ("none", "null")  # how help and YAML say None, in letters of either case
 RESERVED_VARIABLES = (CONFIG_VARIABLE, "DIHEDRAL_PARENT_FD")
 CONTROL_PLANE_SECTIONS: Mapping[str, type[Any]] = {
@@ -87,8 +88,13 @@ class Config:
         return Config(self._sections | changed, self._origins)
 
     def resolved(self, names: Iterable[str]) -> dict[str, dict[str, object]]:
-        """Return every value of some sections, by section and key."""
-        return {name: dataclasses.asdict(cast(Any, self._sections[name])) for name in names}
+        """Return every value of some sections, by section and key, to be shown: a secret that is set is `***`."""
+        return {name: _shown(self._sections[name]) for name in names}
+
+
+def is_secret(field: "dataclasses.Field[Any]") -> bool:
+    """True of a key whose value is shown to nobody: its metadata says `{"secret": True}`."""
+    return bool(field.metadata.get("secret"))
 
 
 def find_sections() -> dict[str, type[Any]]:
@@ -189,6 +195,14 @@ def read_file(path: Path) -> Source:
             continue
         values |= {f"{name}.{key}": value for key, value in section.items()}
     return Source(values, f"in {path}", str)
+
+
+def _shown(section: object) -> dict[str, object]:
+    values: dict[str, object] = dataclasses.asdict(cast(Any, section))
+    for field in dataclasses.fields(cast(Any, section)):
+        if is_secret(field) and values[field.name] is not None:
+            values[field.name] = SECRET
+    return values
 
 
 def _refuse_unknown(source: Source, sections: Mapping[str, type[Any]]) -> None:

@@ -1,6 +1,6 @@
 """The configuration of the scheduler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plugins.errors import InvalidConfig
 
@@ -17,7 +17,9 @@ class SchedulerConfig:
     max_chunk_tokens: int | None = None  # of one prompt in one step, while others wait or run; None: all that fit
     watermark_ratio: float = 0.01  # share of the blocks that a new admission must leave free
     prefix_caching: bool = True  # keep the blocks of finished sequences for prompts that begin alike
-    prefix_hash_key: str | None = None  # secret that block names are made with; None: one of this process's own
+    prefix_hash_key: str | None = field(  # secret that block names are made with; None: one of this process's own
+        default=None, repr=False, metadata={"secret": True}
+    )
     target_inter_token_ms: float | None = None  # hold prompts back when steps take longer; None: never
     priority_ageing_s: float = 10.0  # policy priority: so much waiting outweighs one level of priority
     tenant_weights: str = ""  # policy fair_share: such as a=3,b=1.5; who is not named has weight 1

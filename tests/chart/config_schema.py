@@ -9,7 +9,7 @@ import types
 import typing
 from typing import Any
 
-from control_plane.config import find_sections
+from control_plane.config import find_sections, is_secret
 from control_plane.logs import FORMATS, LEVELS
 from gpu_worker.config import DTYPES
 from plugins.errors import InvalidConfig
@@ -43,7 +43,11 @@ def config_schema() -> dict[str, Any]:
 
 def section_schema(name: str, kind: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
-    keys = [field.name for field in dataclasses.fields(kind) if (name, field.name) not in SET_BY_THE_CHART]
+    keys = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if (name, field.name) not in SET_BY_THE_CHART and not is_secret(field)  # a ConfigMap is no place for secrets
+    ]
     schema: dict[str, Any] = {
         "type": "object",
         "additionalProperties": False,

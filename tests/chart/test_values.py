@@ -58,6 +58,25 @@ def test_config_reaches_the_planes_word_for_word(tmp_path: Path) -> None:
     assert worker.section(MetricsConfig).port == 9000
 
 
+def test_the_key_of_block_names_comes_from_a_secret_and_from_nowhere_else() -> None:
+    objects = render({"controlPlane.prefixHashKeySecret": {"name": "cache", "key": "names"}})
+
+    (container,) = find(objects, "Deployment", "cell-dihedral-control-plane")["spec"]["template"]["spec"]["containers"]
+    assert container["env"][0] == {
+        "name": "DIHEDRAL_SCHEDULER__PREFIX_HASH_KEY",
+        "valueFrom": {"secretKeyRef": {"name": "cache", "key": "names"}},
+    }
+    refused = template({"config.scheduler.prefix_hash_key": "0123456789abcdef"})
+    assert refused.returncode == 1
+    assert "prefix_hash_key" in refused.stderr
+
+
+def test_without_a_secret_the_key_of_block_names_is_the_process_s_own() -> None:
+    (container,) = find(render(), "Deployment", "cell-dihedral-control-plane")["spec"]["template"]["spec"]["containers"]
+
+    assert [each["name"] for each in container["env"] if each["name"].startswith("DIHEDRAL_SCHEDULER")] == []
+
+
 @pytest.mark.parametrize(
     ("workers", "owner_id"), [({}, "cell-dihedral"), ({"owner_id": None}, "cell-dihedral"), ({"owner_id": "a"}, "a")]
 )

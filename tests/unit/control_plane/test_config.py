@@ -10,6 +10,7 @@ import pytest
 
 from control_plane.config import Config, Source, find_sections, load_config, read_environment
 from control_plane.logs import LogConfig
+from control_plane.scheduling.config import SchedulerConfig
 from control_plane.telemetry import MetricsConfig
 from gpu_worker.config import WorkerConfig
 from plugins.errors import InvalidConfig, ServingError
@@ -267,6 +268,23 @@ def test_resolved_values_are_listed_by_section() -> None:
     config = load(flags={"garden.port": 9})
 
     assert config.resolved(["garden"]) == {"garden": {"port": 9, "num_trees": 3}}
+
+
+def test_a_secret_is_shown_to_nobody_and_its_user_gets_it() -> None:
+    key = "0123456789abcdef"
+    source = Source({"scheduler.prefix_hash_key": key}, "in the environment", str)
+
+    config = load_config({"scheduler": SchedulerConfig}, source, {}, None)
+
+    assert config.resolved(["scheduler"])["scheduler"]["prefix_hash_key"] == "***"
+    assert key not in repr(config.section(SchedulerConfig))
+    assert config.section(SchedulerConfig).prefix_hash_key == key
+
+
+def test_a_secret_that_is_not_set_is_shown_as_such() -> None:
+    config = load_config({"scheduler": SchedulerConfig}, Source({}, "", str), {}, None)
+
+    assert config.resolved(["scheduler"])["scheduler"]["prefix_hash_key"] is None
 
 
 def test_a_replaced_value_leaves_the_others_and_is_checked_by_its_section() -> None:
