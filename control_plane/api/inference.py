@@ -19,7 +19,7 @@ from control_plane.api.meter import RequestMeter
 from control_plane.api.reader_watch import ReaderWatch
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.engine.streams import Output, OutputStream
-from plugins.errors import DeadlineExceeded, FieldViolation, InvalidRequest, ServingError
+from plugins.errors import DeadlineExceeded, FieldViolation, InvalidRequest, NotServing, ServingError
 from plugins.metrics import Metrics
 from plugins.types import FinishReason, GenerationId, Request, RequestId, TokenId
 from protos.codec import decode_sampling
@@ -77,13 +77,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         outcome, refusal = "internal", None
         try:
             async with ReaderWatch(context, self._max_unread_s) as watch:
-                outcome = await self._generate(request, context, meter, watch)
+                await self._generate(request, context, meter, watch)
+            outcome = meter.outcome or outcome
         except ServingError as error:
             outcome, refusal = error.code.name.lower(), error
             raise
         except asyncio.CancelledError:  # the client went away, or its deadline passed
             is_late = self._deadline_s(context) < CLOCK_SLACK_S
-            outcome = "deadline_exceeded" if is_late else "cancelled"
+            outcome = meter.outcome or ("deadline_exceeded" if is_late else "cancelled")
             raise
         finally:
             meter.end(outcome, refusal)
@@ -126,29 +127,44 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _generate(
         self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter, watch: ReaderWatch
-    ) -> str:
-        """Serve one request to its end, and return how it ended."""
+    ) -> None:
+        """Serve one request to its end."""
         submission = _submission(message, _tenant(context, self._tenant_key))
-        request, model = await self._long_work.run(message.ByteSize(), lambda: self._validator.validate(submission))
-        deadline_s = self._deadline_s(context)
-        if deadline_s <= 0:
-            raise DeadlineExceeded("the deadline passed before the request was admitted")
-        stream = self._engine.submit(request, model.generation, deadline_s)
+        request, model = await self._validate(submission, message.ByteSize())
+        try:
+            stream = self._submit(request, model, context)
+        except NotServing:
+            if self._validator.find_model(submission.model).generation == model.generation:
+                raise
+            # An upgrade went by while the prompt was read: what was true of the old generation is looked at anew.
+            request, model = await self._validate(submission, message.ByteSize())
+            stream = self._submit(request, model, context)
         try:
             meter.admit(request, model.worker.model.name)
             responses = _Responses(request, model, meter)
             while True:
                 output = await stream.next()
                 response = responses.next(output)
+                if output.finish is not None and output.error is None:
+                    meter.complete(OUTCOMES[output.finish])  # also if the client hangs up on this message
                 if response.token_ids or response.text or response.finish_reason:
                     await watch.write(response)
                 if output.error is not None:
                     raise output.error
                 if output.finish is not None:
-                    return OUTCOMES[output.finish]
+                    return
         finally:
             if not stream.is_ended:
                 self._engine.cancel(request.request_id)
+
+    async def _validate(self, submission: Submission, num_bytes: int) -> tuple[Request, ServedModel]:
+        return await self._long_work.run(num_bytes, lambda: self._validator.validate(submission))
+
+    def _submit(self, request: Request, model: ServedModel, context: Context) -> OutputStream:
+        deadline_s = self._deadline_s(context)
+        if deadline_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the request was admitted")
+        return self._engine.submit(request, model.generation, deadline_s)
 
     def _deadline_s(self, context: Context) -> float:
         """Seconds that the request may still take."""

@@ -35,6 +35,7 @@ class RequestMeter:
         self._model: str | None = None
         self._num_output_tokens = 0
         self._is_ended = False
+        self.outcome: str | None = None  # of an answer that is complete; None: there is none yet
 
     @property
     def num_output_tokens(self) -> int:
@@ -60,6 +61,10 @@ class RequestMeter:
             self._metrics.observe(INTER_TOKEN, (now - self._last_at) / num_tokens)
         self._last_at = now
         self._num_output_tokens += num_tokens
+
+    def complete(self, outcome: str) -> None:
+        """The answer is complete: what the client does from here on changes nothing."""
+        self.outcome = outcome
 
     def end(self, outcome: str, error: ServingError | None = None) -> None:
         """The request is over: stop, length, or the name of a status and the error that led to it.

@@ -14,6 +14,7 @@ def served_model(
     num_blocks: int = 64,
     block_size: int = 16,
     tokenizer: TokenizerBundle | None = None,
+    generation: str | None = None,
 ) -> ServedModel:
     """One model: 270 tokens in the vocabulary, 128 in the context, 1024 in the KV cache."""
     model = ModelInfo(
@@ -37,7 +38,7 @@ def served_model(
         tokenizer_sha256="",
         load_s=0.5,
     )
-    return ServedModel(worker, _text_model(tokenizer or bundle()), GenerationId(f"{name}-1"))
+    return ServedModel(worker, _text_model(tokenizer or bundle()), GenerationId(generation or f"{name}-1"))
 
 
 @functools.cache

@@ -11,8 +11,10 @@ import pytest
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.validator import Validator
 from control_plane.api.inference import InferenceServicer
+from control_plane.engine.served import ServedModels
+from control_plane.engine.streams import OutputStream
 from plugins.errors import DeadlineExceeded, NotServing, QueueFull, WorkerLost
-from plugins.types import FinishReason, RequestId, SamplingParams, TokenId
+from plugins.types import FinishReason, GenerationId, Request, RequestId, SamplingParams, TokenId, WorkerId
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
 from protos.status import from_rpc_error
@@ -194,6 +196,52 @@ async def test_a_request_that_ended_is_not_cancelled_again() -> None:
         assert run.engine.cancelled == []
 
 
+async def test_an_answer_is_complete_when_the_client_hangs_up_on_its_last_message() -> None:
+    engine, metrics, caller = ScriptedEngine(), CountedMetrics(), StuckCaller(5.0)
+    engine.answer = [([HELLO], FinishReason.LENGTH, None)]
+    call = start(engine, metrics, caller)
+    await caller.writing.wait()
+
+    call.cancel()
+
+    assert await metrics.outcomes() == ["length"]
+    assert engine.cancelled == []
+
+
+async def test_a_client_that_hangs_up_on_an_earlier_message_has_cancelled() -> None:
+    engine, metrics, caller = ScriptedEngine(), CountedMetrics(), StuckCaller(5.0)
+    engine.answer = [([HELLO], None, None)]
+    call = start(engine, metrics, caller)
+    await caller.writing.wait()
+
+    call.cancel()
+
+    assert await metrics.outcomes() == ["cancelled"]
+    assert len(engine.cancelled) == 1
+
+
+async def test_a_request_whose_generation_went_while_its_prompt_was_read_goes_to_the_next() -> None:
+    models, metrics = directory(served_model(generation="old")), CountedMetrics()
+    engine = UpgradedEngine(models)
+    engine.answer = [([EOS], FinishReason.STOP, None)]
+
+    await start(engine, metrics, Caller(5.0), models)
+
+    assert engine.generations == ["new"]
+    assert await metrics.outcomes() == ["stop"]
+
+
+async def test_a_request_is_refused_that_the_next_generation_refuses_too() -> None:
+    models, metrics = directory(served_model(generation="old")), CountedMetrics()
+    engine = UpgradedEngine(models)
+    engine.refusal = NotServing("draining")
+
+    with pytest.raises(NotServing, match="draining"):
+        await start(engine, metrics, Caller(5.0), models)
+
+    assert engine.num_submitted == 2
+
+
 async def test_the_caller_s_deadline_ends_the_request() -> None:
     async with running() as run:
         error = await refused(run, text_request(), timeout_s=0.2)
@@ -225,9 +273,39 @@ class Caller:
         return None
 
 
-def start(engine: ScriptedEngine, metrics: CountedMetrics, caller: Caller) -> asyncio.Task[None]:
+class StuckCaller(Caller):
+    """Takes no message."""
+
+    def __init__(self, remaining_s: float) -> None:
+        Caller.__init__(self, remaining_s)
+        self.writing = asyncio.Event()
+
+    async def write(self, response: object) -> None:
+        self.writing.set()
+        await asyncio.Event().wait()
+
+
+class UpgradedEngine(ScriptedEngine):
+    """Its worker comes back as another generation at the very moment of the first request."""
+
+    def __init__(self, models: ServedModels) -> None:
+        super().__init__()
+        self._models = models
+        self.num_submitted = 0
+
+    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
+        self.num_submitted += 1
+        if generation == "old":
+            self._models.add(WorkerId("10.0.0.0:50061"), served_model(generation="new"))
+            raise NotServing("no worker of generation old is connected")
+        return super().submit(request, generation, deadline_s)
+
+
+def start(
+    engine: ScriptedEngine, metrics: CountedMetrics, caller: Caller, models: ServedModels | None = None
+) -> asyncio.Task[None]:
     """Serve a call without a transport."""
-    models, config = directory(served_model()), AdmissionConfig()
+    models, config = models or directory(served_model()), AdmissionConfig()
     servicer = InferenceServicer(models, Validator(models, config, lambda: 7), engine, config, metrics, lambda: 0.0)
     return asyncio.create_task(
         servicer.Generate(text_request(), caller)  # type: ignore[arg-type]  # nothing else of the context is used
