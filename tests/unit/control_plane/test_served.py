@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.engine.facts import Intake
 from control_plane.engine.served import ServedModels
 from plugins.errors import NotServing, UnknownModel
 from plugins.types import GenerationId, WorkerId
@@ -45,6 +46,26 @@ def test_requests_get_the_newest_generation_that_lives_and_the_old_one_again_whe
 
     assert with_both is NEW
     assert models.get("m") is OLD
+
+
+def test_a_newer_generation_that_drains_is_passed_over_as_long_as_an_older_one_takes_requests() -> None:
+    intakes = {A: Intake.OPEN, B: Intake.OPEN}
+    models = ServedModels(intakes.__getitem__)
+    models.add(A, OLD)
+    models.add(B, NEW)
+    found = []
+
+    for intakes[A], intakes[B] in [
+        (Intake.OPEN, Intake.DRAINING),
+        (Intake.PAUSED, Intake.DRAINING),
+        (Intake.DRAINING, Intake.DRAINING),
+        (Intake.OPEN, Intake.PAUSED),
+        (Intake.DRAINING, Intake.OPEN),
+    ]:
+        models.note_intake()
+        found.append((models.get("m"), models.open_names()))
+
+    assert found == [(OLD, ("m",)), (OLD, ()), (NEW, ()), (NEW, ()), (NEW, ("m",))]
 
 
 def test_a_model_is_served_until_its_last_worker_is_gone_and_then_it_is_told_why() -> None:
