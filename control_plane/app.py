@@ -58,7 +58,7 @@ async def run_control_plane(
         scheduler.target_inter_token_ms,
     )
     driver = EngineDriver(core, metrics, time.monotonic, admission, workers.step_timeout_s)
-    models = ServedModels()
+    models = ServedModels(lambda worker_id: driver.facts(worker_id).intake)
     generations = Generations()
     health = HealthServicer()
     fleet = WorkerFleet(
@@ -68,13 +68,15 @@ async def run_control_plane(
         driver,
         models,
         generations,
-        health.set_ready,
+        health.set_models,
     )
     validator = Validator(models, admission, draw_seed=lambda: secrets.randbits(SEED_BITS))
     api = ApiServer(
         server,
         InferenceServicer(models, validator, driver, admission, metrics, time.monotonic),
-        AdminServicer(driver, fleet.views, admission, health.set_open, version("dihedral"), time.monotonic),
+        AdminServicer(
+            driver, fleet.views, admission, health.set_open, fleet.note_intake, version("dihedral"), time.monotonic
+        ),
         health,
     )
     port = await api.start()

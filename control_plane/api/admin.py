@@ -64,8 +64,8 @@ class Engine(Protocol):
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Speaks for one control plane and its workers. Lives on the control plane's event loop.
 
-    `views` returns the known workers, sorted. `on_open` is told whether the whole control plane lets requests in, at
-    each change by an operator.
+    `views` returns the known workers, sorted. At each change by an operator `on_open` is told whether the whole control
+    plane lets requests in, and `on_workers` that some of its workers do, or do no longer.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         views: Callable[[], Sequence[WorkerView]],
         config: AdmissionConfig,
         on_open: Callable[[bool], object],
+        on_workers: Callable[[], object],
         version: str,
         clock: Callable[[], float],
     ) -> None:
@@ -81,6 +82,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._views = views
         self._config = config
         self._on_open = on_open
+        self._on_workers = on_workers
         self._version = version
         self._clock = clock  # seconds, monotonic
         self._started_at = clock()
@@ -147,7 +149,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             if to is not now and to not in INTAKE_MOVES[now]:
                 raise IllegalMove(what, now.name, to.name, sorted(legal.name for legal in INTAKE_MOVES[now]))
         self._engine.move_intake(to, worker_ids)
-        if not worker_ids:
+        if worker_ids:
+            self._on_workers()
+        else:
             self._on_open(to is Intake.OPEN)
         workers = [
             admin_pb2.WorkerIntake(worker_id=each, intake=INTAKES[self._engine.facts(each).intake])

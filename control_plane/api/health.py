@@ -31,15 +31,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._statuses: dict[str, int] = {"": SERVING, LIVENESS: SERVING}
         self._statuses |= dict.fromkeys((READINESS, INFERENCE_SERVICE, ADMIN_SERVICE), NOT_SERVING)
         self._changed = asyncio.Event()  # set and replaced at each change
-        self._is_ready = False
         self._models: frozenset[str] = frozenset()
         self._is_open = True
         self._is_draining = False
         self._is_closed = False
 
-    def set_ready(self, is_ready: bool, models: Iterable[str] = ()) -> None:
-        """Say whether every known model has a worker that could take requests, and which models have one."""
-        self._is_ready, self._models = is_ready, frozenset(models)
+    def set_models(self, models: Iterable[str]) -> None:
+        """Say which models have a worker that takes requests; with one of them the server is ready."""
+        self._models = frozenset(models)
         self._tell()
 
     def set_open(self, is_open: bool) -> None:
@@ -86,7 +85,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         served = {f"{INFERENCE_SERVICE}/{model}" for model in self._models} if lets_in else set()
         for name in (self._statuses.keys() | served) - {"", LIVENESS}:
             is_model = name.startswith(f"{INFERENCE_SERVICE}/")
-            is_up = name in served if is_model else lets_in and self._is_ready
+            is_up = name in served if is_model else bool(served)
             self._statuses[name] = SERVING if is_up else NOT_SERVING
         self._wake_watchers()
 

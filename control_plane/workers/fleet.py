@@ -24,7 +24,7 @@ from plugins.types import WorkerId, WorkerInfo
 
 logger = logging.getLogger(__name__)
 
-OnChange = Callable[[bool, tuple[str, ...]], object]  # whether every known model is served, and those that are
+OnChange = Callable[[tuple[str, ...]], object]  # the models that a request would be taken for
 
 
 @dataclass(slots=True)
@@ -83,6 +83,11 @@ class WorkerFleet:
     def views(self) -> tuple[WorkerView, ...]:
         """Return every known worker as it was last seen, sorted by address."""
         return tuple(self._complete(member.supervisor.view) for _, member in sorted(self._members.items(), key=_by_id))
+
+    def note_intake(self) -> None:
+        """An operator has opened, paused or drained workers: others may get the new requests, or nobody."""
+        self._models.note_intake()
+        self._tell()
 
     # -- addresses come and go ----------------------------------------------------------------------------------
 
@@ -176,10 +181,7 @@ class WorkerFleet:
     # -- tasks --------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        views = [member.supervisor.view for member in self._members.values()]
-        known = {view.info.model.name for view in views if view.info is not None and not view.is_leaving}
-        served = tuple(model.worker.model.name for model in self._models.all())
-        self._on_change(bool(served) and known <= set(served), served)
+        self._on_change(self._models.open_names())
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)

@@ -72,7 +72,7 @@ class WorkerView:
     info: WorkerInfo | None  # None until it was described
     detail: str  # why it is not connected; empty while it is
     generation: GenerationId | None = None  # None until it was connected
-    is_newest: bool = True  # new requests for its model go to its generation; else it finishes what it has
+    is_newest: bool = True  # new requests for its model go to its generation, if it takes any; else it finishes
     differences: tuple[str, ...] = ()  # in what its generation differs from the newest one of its model
     is_leaving: bool = False  # its address is not among the workers' any more
 

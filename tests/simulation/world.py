@@ -121,7 +121,7 @@ class World:
             self.driver,
             models,
             Generations(),
-            on_change=lambda is_up, names: None,
+            on_change=lambda names: None,
             read_tokenizer=_read_tokenizer,
             jitter=random.Random(f"jitter of {seed}").random,
         )

@@ -27,9 +27,9 @@ class Cell:
         self.handles: dict[WorkerId, list[Handle]] = {}
         self.frozen: set[WorkerId] = set()
         self.found: asyncio.Queue[frozenset[str]] = asyncio.Queue()
-        self.said: list[tuple[bool, tuple[str, ...]]] = []
+        self.said: list[tuple[str, ...]] = []  # the models that a request would be taken for
         self.driver = FakeDriver()
-        self.models = ServedModels()
+        self.models = ServedModels(lambda worker_id: self.driver.facts(worker_id).intake)
         self.generations = Generations()
         self.fleet = WorkerFleet(
             WorkersConfig(drain_s=drain_s),
@@ -38,7 +38,7 @@ class Cell:
             self.driver,
             self.models,
             self.generations,
-            on_change=lambda is_ready, models: self.said.append((is_ready, models)),
+            on_change=self.said.append,
             jitter=lambda: 0.5,
         )
 
@@ -52,6 +52,11 @@ class Cell:
         handle.is_frozen = worker_id in self.frozen
         self.handles.setdefault(worker_id, []).append(handle)
         return handle
+
+    def move(self, to: Intake, *worker_ids: WorkerId) -> None:
+        """What an operator does."""
+        self.driver.move_intake(to, worker_ids)
+        self.fleet.note_intake()
 
     async def find(self, *addresses: WorkerId) -> None:
         """Let these be the addresses, and the fleet act upon it."""
@@ -87,7 +92,7 @@ async def test_every_address_is_described_and_served() -> None:
         assert [view.info for view in views] == [OLD, OLD]
         assert views[0].generation == views[1].generation == cell.models.get("m").generation
         assert cell.driver.serving.keys() == {A, B}
-        assert cell.said[-1] == (True, ("m",))
+        assert cell.said[-1] == ("m",)
 
 
 @on_virtual_time
@@ -101,7 +106,7 @@ async def test_replicas_share_one_tokenizer_that_is_fetched_once() -> None:
 
 
 @on_virtual_time
-async def test_the_cell_is_ready_while_each_of_its_models_has_a_live_worker() -> None:
+async def test_a_model_is_open_while_it_has_a_live_worker_whatever_befalls_the_others() -> None:
     async with Cell({A: OLD, B: OLD, C: described("n")}) as cell:
         await cell.find(A, B, C)
         both = cell.said[-1]
@@ -112,9 +117,9 @@ async def test_the_cell_is_ready_while_each_of_its_models_has_a_live_worker() ->
         await asyncio.sleep(0.001)
         without_n = cell.said[-1]
 
-        assert both == (True, ("m", "n"))
-        assert one_of_two == (True, ("m", "n"))
-        assert without_n == (False, ("m",))
+        assert both == ("m", "n")
+        assert one_of_two == ("m", "n")
+        assert without_n == ("m",)
 
 
 @on_virtual_time
@@ -148,6 +153,32 @@ async def test_while_the_newest_generation_is_away_the_one_before_takes_new_requ
 
         assert cell.models.get("m").worker == OLD
         assert cell.fleet.views()[0].is_newest
+
+
+@on_virtual_time
+async def test_a_model_whose_workers_are_all_paused_or_drained_is_not_open_until_one_of_them_is() -> None:
+    async with Cell({A: OLD, B: OLD}) as cell:
+        await cell.find(A, B)
+        cell.move(Intake.PAUSED, A)
+        one_is_open = cell.said[-1]
+        cell.move(Intake.DRAINING, B)
+        nobody_is = cell.said[-1]
+        cell.move(Intake.OPEN, A)
+
+        assert [one_is_open, nobody_is, cell.said[-1]] == [("m",), (), ("m",)]
+
+
+@on_virtual_time
+async def test_new_requests_go_to_the_generation_before_while_the_newest_drains() -> None:
+    async with Cell({A: OLD, B: NEW}) as cell:
+        await cell.find(A)
+        await cell.find(A, B)
+        cell.move(Intake.DRAINING, B)
+        drained = (cell.models.get("m").worker, [view.is_newest for view in cell.fleet.views()], cell.said[-1])
+        cell.move(Intake.OPEN, B)
+
+        assert drained == (OLD, [True, False], ("m",))
+        assert cell.models.get("m").worker == NEW
 
 
 @on_virtual_time
@@ -210,7 +241,7 @@ async def test_a_cell_without_workers_is_not_ready_and_says_so() -> None:
 
         with pytest.raises(NotServing, match="workers.address leads to no worker now"):
             cell.models.get("m")
-        assert cell.said[-1] == (False, ())
+        assert cell.said[-1] == ()
 
 
 @on_virtual_time
@@ -225,14 +256,12 @@ async def test_a_worker_that_is_found_again_while_it_leaves_goes_on_as_if_nothin
         assert cell.driver.removed == []
         assert cell.driver.facts(A).intake is Intake.OPEN
         assert len(cell.handles[A]) == 1
-        assert cell.said[-1] == (True, ("m",))
+        assert cell.said[-1] == ("m",)
         assert not cell.fleet.views()[0].is_leaving
 
 
 @on_virtual_time
-async def test_what_an_operator_has_paused_stands_still_while_its_address_is_gone_and_recovers_after_the_drain() -> (
-    None
-):
+async def test_requests_of_a_paused_worker_whose_address_is_gone_stand_still_and_then_recover_elsewhere() -> None:
     async with Cell({A: OLD, B: OLD}, drain_s=30.0) as cell:
         await cell.find(A, B)
         cell.driver.busy[A] = asyncio.Event()

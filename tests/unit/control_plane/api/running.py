@@ -209,11 +209,18 @@ async def running(
     engine, metrics, health = ScriptedEngine(), CountedMetrics(), HealthServicer()
     views: list[WorkerView] = []
     served = directory(*models)
+
+    def open_models() -> list[str]:
+        is_open = any(facts.intake is Intake.OPEN for facts in engine.workers.values())
+        return [model.worker.model.name for model in served.all()] if is_open else []
+
     validator = Validator(served, admission, draw_seed=lambda: 7, draw_request_id=lambda: "drawn")
     server = ApiServer(
         config or ServerConfig(port=0),
         InferenceServicer(served, validator, engine, admission, metrics, now),
-        AdminServicer(engine, lambda: views, admission, health.set_open, "1.2.3", now),
+        AdminServicer(
+            engine, lambda: views, admission, health.set_open, lambda: health.set_models(open_models()), "1.2.3", now
+        ),
         health,
     )
     port = await server.start()

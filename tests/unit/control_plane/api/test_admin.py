@@ -104,7 +104,7 @@ async def test_a_worker_that_was_never_reached_is_listed_with_the_reason() -> No
 async def test_the_whole_server_pauses_resumes_and_drains_and_readiness_follows() -> None:
     async with running() as run:
         see_two(run)
-        run.health.set_ready(True)
+        run.health.set_models(["small"])
 
         paused = (await run.admin.Pause(admin_pb2.PauseRequest())).intake
         while_paused = await readiness(run)
@@ -117,10 +117,24 @@ async def test_the_whole_server_pauses_resumes_and_drains_and_readiness_follows(
         assert [while_paused, while_open, await readiness(run)] == ["NOT_SERVING", "SERVING", "NOT_SERVING"]
 
 
+async def test_readiness_goes_when_the_last_open_worker_is_paused_by_its_name() -> None:
+    async with running() as run:
+        see_two(run)
+        run.health.set_models(["small"])
+
+        await run.admin.Drain(admin_pb2.DrainRequest(worker_ids=[TWO]))
+        with_one_open = await readiness(run)
+        await run.admin.Pause(admin_pb2.PauseRequest(worker_ids=[ONE]))
+        with_none = await readiness(run)
+        await run.admin.ResumeIntake(admin_pb2.ResumeIntakeRequest(worker_ids=[TWO]))
+
+        assert [with_one_open, with_none, await readiness(run)] == ["SERVING", "NOT_SERVING", "SERVING"]
+
+
 async def test_only_the_named_workers_move_and_readiness_stays() -> None:
     async with running() as run:
         see_two(run)
-        run.health.set_ready(True)
+        run.health.set_models(["small"])
 
         report = (await run.admin.Drain(admin_pb2.DrainRequest(worker_ids=[TWO, TWO]))).intake
 

@@ -52,38 +52,31 @@ async def test_readiness_comes_with_the_models_and_goes_with_them() -> None:
     async with running() as run:
         names = ("", "liveness", "readiness", INFERENCE, ADMIN, f"{INFERENCE}/small")
 
-        run.health.set_ready(True, ["small"])
+        run.health.set_models(["small"])
         ready = [await check(run, name) for name in names]
-        run.health.set_ready(False)
+        run.health.set_models([])
         lost = [await check(run, name) for name in names]
 
         assert ready == [SERVING] * 6
         assert lost == [SERVING, SERVING, NOT_SERVING, NOT_SERVING, NOT_SERVING, NOT_SERVING]
 
 
-async def test_a_model_that_is_served_no_longer_is_not_ready_beside_one_that_is() -> None:
+async def test_a_model_that_is_served_no_longer_is_not_ready_beside_one_that_is_and_the_server_stays_ready() -> None:
     async with running() as run:
-        run.health.set_ready(True, ["old", "new"])
-        run.health.set_ready(True, ["new"])
+        run.health.set_models(["old", "new"])
+        run.health.set_models(["new"])
 
         assert await check(run, f"{INFERENCE}/old") == NOT_SERVING
         assert await check(run, f"{INFERENCE}/new") == SERVING
-
-
-async def test_a_model_that_is_served_is_ready_by_its_name_while_another_one_is_away() -> None:
-    async with running() as run:
-        run.health.set_ready(False, ["small"])
-
-        assert await check(run, f"{INFERENCE}/small") == SERVING
-        assert await check(run, "readiness") == NOT_SERVING
+        assert [await check(run, name) for name in ("readiness", INFERENCE, ADMIN)] == [SERVING] * 3
 
 
 async def test_draining_ends_readiness_for_good_and_leaves_the_process_alive() -> None:
     async with running() as run:
-        run.health.set_ready(True, ["small"])
+        run.health.set_models(["small"])
 
         run.health.drain()
-        run.health.set_ready(True, ["small"])
+        run.health.set_models(["small"])
 
         assert await check(run, "readiness") == NOT_SERVING
         assert await check(run, f"{INFERENCE}/small") == NOT_SERVING
@@ -103,9 +96,9 @@ async def test_a_watcher_is_told_each_change() -> None:
     async with running() as run:
         call = watch(run, "readiness")
         first = await next_status(call)
-        run.health.set_ready(True)
+        run.health.set_models(["small"])
         second = await next_status(call)
-        run.health.set_ready(False)
+        run.health.set_models([])
 
         assert [first, second, await next_status(call)] == [NOT_SERVING, SERVING, NOT_SERVING]
 
@@ -114,16 +107,16 @@ async def test_a_watcher_of_an_unknown_name_waits_until_it_is_known() -> None:
     async with running() as run:
         call = watch(run, f"{INFERENCE}/later")
         first = await next_status(call)
-        run.health.set_ready(True, ["later"])
+        run.health.set_models(["later"])
 
         assert [first, await next_status(call)] == [UNKNOWN, SERVING]
 
 
 async def test_a_server_that_operators_have_closed_stays_not_ready_whatever_its_workers_do() -> None:
     async with running() as run:
-        run.health.set_ready(True, ["small"])
+        run.health.set_models(["small"])
         run.health.set_open(False)
-        run.health.set_ready(True, ["small"])
+        run.health.set_models(["small"])
         while_closed = [await check(run, name) for name in ("", "liveness", "readiness", f"{INFERENCE}/small")]
         run.health.set_open(True)
 
@@ -133,7 +126,7 @@ async def test_a_server_that_operators_have_closed_stays_not_ready_whatever_its_
 
 async def test_stopping_tells_watchers_and_ends_their_calls() -> None:
     async with running() as run:
-        run.health.set_ready(True)
+        run.health.set_models(["small"])
         call = watch(run, "readiness")
         first = await next_status(call)
 

@@ -105,15 +105,15 @@ async def test_readiness_is_told_and_noted_each_time_also_when_nobody_reads_it_a
     async with running() as run:
         address = f"127.0.0.1:{run.port}"
         announcing = asyncio.create_task(announce(address, "http://m", noted.set, out))
-        run.health.set_ready(True, ["small"])
+        run.health.set_models(["small"])
         await out.flushed.wait()
         first = out.getvalue()
         noted.clear()
 
         while not noted.is_set() and not announcing.done():  # a watcher may miss a change that was short
-            run.health.set_ready(False)
+            run.health.set_models([])
             await run.inference.ListModels(ListModelsRequest())
-            run.health.set_ready(True, ["small"])
+            run.health.set_models(["small"])
             await run.inference.ListModels(ListModelsRequest())
         announcing.cancel()
         await asyncio.wait((announcing,))
