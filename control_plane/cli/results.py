@@ -62,7 +62,7 @@ class GenerationStatus:
     """Workers that may stand in for one another, and what they agree in."""
 
     generation: str
-    state: str  # newest; draining: new requests go to the newest one of its model
+    state: str  # newest; draining: new requests go to the newest one of its model, or all its workers leave
     differs: str  # from the newest one
     num_workers: int
     num_blocks: int  # of all of them
@@ -106,7 +106,7 @@ class WorkerIntake:
 class IntakeStatus:
     """What new requests meet, after a command that changed it."""
 
-    intake: str  # of the whole server
+    server_intake: str  # of the whole server
     workers: tuple[WorkerIntake, ...]
 
 

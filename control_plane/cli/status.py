@@ -7,8 +7,6 @@ from control_plane.cli.results import GenerationStatus, IntakeStatus, ServerStat
 from protos.admin.v1 import admin_pb2
 from protos.channel import MIB
 
-LEAVES = "its address is gone: it finishes what it has"
-
 
 def server_status(
     address: str,
@@ -36,7 +34,7 @@ def server_status(
 def intake_status(report: admin_pb2.IntakeReport) -> IntakeStatus:
     """Read what new requests meet."""
     workers = [WorkerIntake(worker=worker.worker_id, intake=intake_word(worker.intake)) for worker in report.workers]
-    return IntakeStatus(intake=intake_word(report.server), workers=tuple(workers))
+    return IntakeStatus(server_intake=intake_word(report.server), workers=tuple(workers))
 
 
 def intake_word(intake: admin_pb2.Intake.ValueType) -> str:
@@ -49,7 +47,7 @@ def _worker(worker: admin_pb2.Worker) -> WorkerStatus:
         worker=worker.worker_id,
         link=admin_pb2.Link.Name(worker.link).removeprefix("LINK_").lower(),
         intake=intake_word(worker.intake),
-        detail="; ".join(filter(None, (worker.detail, LEAVES if worker.is_leaving else ""))),
+        detail="; ".join(filter(None, (worker.detail, _leaving(worker)))),
     )
     if not worker.HasField("model"):
         return status
@@ -72,6 +70,15 @@ def _worker(worker: admin_pb2.Worker) -> WorkerStatus:
     )
 
 
+def _leaving(worker: admin_pb2.Worker) -> str:
+    """Tell what becomes of the requests of a worker whose address is gone; of another one there is nothing to tell."""
+    if not worker.is_leaving:
+        return ""
+    if worker.link == admin_pb2.LINK_LIVE and worker.intake != admin_pb2.INTAKE_PAUSED:
+        return "its address is gone: it finishes what it has"
+    return "its address is gone, and it will be removed"
+
+
 def _generations(workers: Sequence[admin_pb2.Worker]) -> tuple[GenerationStatus, ...]:
     """Tell of each generation once, the newest of a model first."""
     members: dict[str, list[admin_pb2.Worker]] = {}
@@ -84,9 +91,10 @@ def _generations(workers: Sequence[admin_pb2.Worker]) -> tuple[GenerationStatus,
 
 def _generation(members: Sequence[admin_pb2.Worker]) -> GenerationStatus:
     worker = members[0]
+    takes_new = worker.is_newest_generation and not all(each.is_leaving for each in members)
     return GenerationStatus(
         generation=_short(worker),
-        state="newest" if worker.is_newest_generation else "draining",
+        state="newest" if takes_new else "draining",
         differs=", ".join(worker.generation_difference),
         num_workers=len(members),
         num_blocks=sum(each.num_blocks for each in members),

@@ -73,8 +73,29 @@ def test_status_says_of_a_worker_whose_address_is_gone_that_it_leaves(
 
     main(["status", "--json", "--address", server.address])
 
-    (worker,) = json.loads(capsys.readouterr().out)["workers"]
-    assert worker["detail"] == "its address is gone: it finishes what it has"
+    status = json.loads(capsys.readouterr().out)
+    assert [worker["detail"] for worker in status["workers"]] == ["its address is gone: it finishes what it has"]
+    assert [generation["state"] for generation in status["generations"]] == ["draining"]
+
+
+def test_status_does_not_say_of_a_leaving_worker_that_it_finishes_when_it_cannot(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paused, lost = described(ONE), described(TWO)
+    paused.intake = admin_pb2.INTAKE_PAUSED
+    lost.link, lost.detail = admin_pb2.LINK_LOST, "it was killed"
+    paused.is_leaving = lost.is_leaving = True
+    server.admin.workers = [paused, lost, described("10.0.0.3:50061")]
+
+    main(["status", "--json", "--address", server.address])
+
+    status = json.loads(capsys.readouterr().out)
+    assert [worker["detail"] for worker in status["workers"]] == [
+        "its address is gone, and it will be removed",
+        "it was killed; its address is gone, and it will be removed",
+        "",
+    ]
+    assert [generation["state"] for generation in status["generations"]] == ["newest"]
 
 
 def test_status_json_has_numbers_and_full_names(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,14 +147,14 @@ def test_intake_is_moved_of_the_whole_server_or_of_the_named_workers(
     shown(server, capsys, command, ONE, TWO)
 
     assert server.admin.calls == [(call, []), (call, [ONE, TWO])]
-    assert whole == [["intake", "draining"], ["workers"], ["worker", "intake"], [ONE, "paused"]]
+    assert whole == [["server", "intake", "draining"], ["workers"], ["worker", "intake"], [ONE, "paused"]]
 
 
 def test_intake_can_be_told_as_json(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     main(["drain", "--json", "--address", server.address])
 
     assert json.loads(capsys.readouterr().out) == {
-        "intake": "draining",
+        "server_intake": "draining",
         "workers": [{"worker": ONE, "intake": "paused"}],
     }
 
