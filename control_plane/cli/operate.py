@@ -20,7 +20,7 @@ AsJson = Annotated[bool, Parameter(name="--json", group=Group("General"), help="
 MOVES: dict[str, tuple[IntakeMove, str]] = {
     "drain": ("drain", "Refuse new requests; those at hand go on."),
     "pause": ("pause", "Let requests at hand stand still, and new ones wait."),
-    "resume-intake": ("resume", "Go on after drain or pause."),
+    "resume-intake": ("resume", "Go on after drain or pause. Without WORKER the server's own intake alone opens."),
 }
 
 

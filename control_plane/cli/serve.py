@@ -143,17 +143,22 @@ def _stop_on_signals(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
 
 
 async def announce(address: str, metrics_url: str | None, note_served: Callable[[], None], out: TextIO) -> None:
-    """Say on `out` when requests are taken, and call `note_served`, each time that becomes true.
+    """Say once, on `out` and in the log, that requests are taken; call `note_served` each time that becomes true.
 
     Nobody need read it: what is written for a reader that has gone is lost.
     """
+    is_told = False
     with contextlib.suppress(ServingError):  # the server has ended
         async with Client(address) as client:
             async for is_ready in client.readiness():
                 if not is_ready:
                     continue
                 note_served()
+                if is_told:
+                    continue
                 models = ", ".join(await client.models())
+                is_told = True
+                logger.info("server_ready", extra={"models": models, "address": address})
                 metrics = f", metrics at {metrics_url}" if metrics_url else ""
                 with contextlib.suppress(BrokenPipeError):
                     out.write(f"Ready: {models} at {address}{metrics}\n")

@@ -429,7 +429,7 @@ class ResumeIntakeRequest(_message.Message):
     WORKER_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """None: the whole control plane."""
+        """None: the control plane's own intake, and none of the workers'."""
 
     def __init__(
         self,

@@ -100,7 +100,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeIntake(self, request, context):
-        """Goes on, after Pause and also after Drain.
+        """Goes on, after Pause and also after Drain. Without worker_ids it opens the intake of the control plane alone: a worker
+        that was paused or drained by its name stays so until it is named.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

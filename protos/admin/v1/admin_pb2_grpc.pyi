@@ -43,7 +43,9 @@ class AdminServiceStub:
     then nothing has changed.
     """
     ResumeIntake: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeIntakeRequest, _admin_pb2.ResumeIntakeResponse]
-    """Goes on, after Pause and also after Drain."""
+    """Goes on, after Pause and also after Drain. Without worker_ids it opens the intake of the control plane alone: a worker
+    that was paused or drained by its name stays so until it is named.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Refuses new requests, while those at hand go on. Answers at once; the load tells when they have ended. A worker
     that drains gets none of the new requests, which go to others of its kind.
@@ -70,7 +72,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     then nothing has changed.
     """
     ResumeIntake: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeIntakeRequest, _admin_pb2.ResumeIntakeResponse]  # type: ignore[assignment]
-    """Goes on, after Pause and also after Drain."""
+    """Goes on, after Pause and also after Drain. Without worker_ids it opens the intake of the control plane alone: a worker
+    that was paused or drained by its name stays so until it is named.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Refuses new requests, while those at hand go on. Answers at once; the load tells when they have ended. A worker
     that drains gets none of the new requests, which go to others of its kind.
@@ -118,7 +122,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ResumeIntakeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ResumeIntakeResponse, _abc.Awaitable[_admin_pb2.ResumeIntakeResponse]]:
-        """Goes on, after Pause and also after Drain."""
+        """Goes on, after Pause and also after Drain. Without worker_ids it opens the intake of the control plane alone: a worker
+        that was paused or drained by its name stays so until it is named.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

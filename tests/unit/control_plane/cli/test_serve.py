@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import logging
 import socket
 import sys
 from dataclasses import replace
@@ -100,14 +101,16 @@ class Pipe(io.StringIO):
 
 
 @pytest.mark.parametrize("has_reader", [True, False])
-async def test_readiness_is_told_and_noted_each_time_also_when_nobody_reads_it_any_more(has_reader: bool) -> None:
+async def test_readiness_is_told_once_and_noted_each_time_also_when_nobody_reads_it(
+    has_reader: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     noted, out = asyncio.Event(), Pipe(has_reader)
     async with running() as run:
         address = f"127.0.0.1:{run.port}"
         announcing = asyncio.create_task(announce(address, "http://m", noted.set, out))
         run.health.set_models(["small"])
         await out.flushed.wait()
-        first = out.getvalue()
         noted.clear()
 
         while not noted.is_set() and not announcing.done():  # a watcher may miss a change that was short
@@ -118,8 +121,10 @@ async def test_readiness_is_told_and_noted_each_time_also_when_nobody_reads_it_a
         announcing.cancel()
         await asyncio.wait((announcing,))
 
-    assert first == f"Ready: small at {address}, metrics at http://m\n"
     assert noted.is_set()
+    assert out.getvalue() == f"Ready: small at {address}, metrics at http://m\n"
+    (event,) = [record.__dict__ for record in caplog.records if record.message == "server_ready"]
+    assert (event["models"], event["address"]) == ("small", address)
 
 
 def test_an_address_of_another_worker_is_refused() -> None:
