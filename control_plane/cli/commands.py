@@ -46,7 +46,8 @@ MODEL_KEYS = (
     "worker.max_step_tokens",
 )
 SERVER_KEYS = ("server.host", "server.port", "server.drain_s", "admission.max_waiting")
-SCHEDULER_KEYS = ("scheduler.max_sequences", "scheduler.max_step_tokens")
+SCHEDULER_KEYS = ("scheduler.policy", "scheduler.scheduler_cls")
+STEP_KEYS = ("scheduler.max_sequences", "scheduler.max_step_tokens")
 PROMPT_HELP = "text to continue [standard input, less one line break at its end]"
 OPERATING_KEYS = ("log.level", "log.format", "metrics.enabled", "metrics.port")
 
@@ -123,7 +124,7 @@ def find_commands(sections: Mapping[str, type[Any]]) -> tuple[ServingCommand, ..
             ("worker", *own),
             ("server", "worker"),
             "worker.model",
-            (*MODEL_KEYS, *SERVER_KEYS, *OPERATING_KEYS),
+            (*MODEL_KEYS, *SERVER_KEYS, *SCHEDULER_KEYS, *OPERATING_KEYS),
             "control_plane",
             _load_serve,
             _settle_serve,
@@ -134,7 +135,7 @@ def find_commands(sections: Mapping[str, type[Any]]) -> tuple[ServingCommand, ..
             own,
             ("server", "scheduler"),
             None,
-            (*SERVER_KEYS, *SCHEDULER_KEYS, "workers.address", *OPERATING_KEYS),
+            (*SERVER_KEYS, *SCHEDULER_KEYS, *STEP_KEYS, "workers.address", *OPERATING_KEYS),
             "control_plane",
             _load_control_plane,
         ),

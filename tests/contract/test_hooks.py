@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from control_plane.cli.commands import main
 from control_plane.engine.local import LocalEngine
 from control_plane.engine.scheduler_choice import choose_scheduler
 from control_plane.scheduling.config import SchedulerConfig
@@ -174,15 +175,35 @@ def test_a_name_that_leads_to_no_scheduler_stops_the_start(name: str) -> None:
         LocalEngine(scheduler_cls=name, load_format="dummy")
 
 
-def test_the_policy_of_the_page_keeps_its_promises() -> None:
+def example(name: str) -> str:
+    """The source on the page that defines this class."""
     page = (ROOT / "docs/scheduler.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (source,) = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if f"class {name}(" in each]
+    return str(source)
+
+
+def test_the_policy_of_the_page_keeps_its_promises() -> None:
     names: dict[str, Any] = {}
-    exec(source, names)
+    exec(example("ShortestFirst"), names)
 
     results = check_policy(names["ShortestFirst"])
 
     assert [result for result in results if not result.passed] == []
+
+
+def test_the_scheduler_of_the_page_keeps_its_promises_and_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.py").write_text(example("OneAtATime"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert main(["plugins", "check", "one:OneAtATime"]) == 0
+
+    prompts = [[1, 2, 3], [4, 5], [1, 2, 3, 6]]
+    with local_engine() as engine:
+        expected = [completion.token_ids for completion in engine.generate(prompts, GREEDY)]
+    with local_engine(scheduler_cls="one:OneAtATime") as engine:
+        assert [completion.token_ids for completion in engine.generate(prompts, GREEDY)] == expected
 
 
 # -- the scheduler, over gRPC -------------------------------------------------------------------------------------
