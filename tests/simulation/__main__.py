@@ -27,6 +27,7 @@ BATCH = 25  # seeds that a process plays at a time
 ENOUGH_SEEDS = 10_000  # from so many on, a fault that hardly fired is a failure too
 ENOUGH_FIRINGS = 100
 MAX_TOLD = 20  # failures
+BESIDES_ENDS = ("Blocks", "culprit")  # how everything starts that was seen and is no end of a request
 # A sequence that waits has no blocks to lose, so only these are ever preempted.
 PREEMPTIBLE = ("prefilling", "decoding")
 PAIRS = [(state, event) for state in STATES for event in EVENTS if event != "preempt" or state in PREEMPTIBLE]
@@ -120,27 +121,44 @@ def tell(summary: Summary, console: Console) -> None:
         counts = (str(summary.pairs[state, event]) if (state, event) in PAIRS else "-" for event in EVENTS)
         pairs.add_row(state, *counts)
     ends = Table("end", "requests", title="how requests ended")
+    others = Table("what", "times", title="also seen")
     for what, count in sorted(summary.seen.items()):
-        ends.add_row(what, str(count))
-    for table in (points, pairs, ends):
+        (others if what.startswith(BESIDES_ENDS) else ends).add_row(what, str(count))
+    for table in (points, pairs, ends, others):
         console.print(table)
     for failure in summary.failures[:MAX_TOLD]:
         console.print(f"seed {failure.seed}: {failure.message}\n    make simulate SEED={failure.seed}", markup=False)
-    console.print(f"{summary.num_seeds} seeds, {len(summary.failures)} failures, trace {summary.trace}")
+    seeds, failures = counted(summary.num_seeds, "seed"), counted(len(summary.failures), "failure")
+    console.print(f"{seeds}, {failures}, trace {summary.trace}")
+
+
+def counted(num: int, what: str) -> str:
+    """Say how many there are of something."""
+    return f"{num} {what}" if num == 1 else f"{num} {what}s"
+
+
+def natural(text: str) -> int:
+    """Read a number from 1 on. Raises: ValueError: it is none."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
 
 
 def main(arguments: list[str]) -> int:
     """Play, tell, and return the exit code: 1 if a promise was broken or too little was met."""
     parser = argparse.ArgumentParser(prog="make simulate", description="Simulate the control plane under faults.")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many to play, from --first on")
+    parser.add_argument("--seeds", type=natural, default=1000, help="how many to play, from --first on")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="play only this one, and show its traceback")
     options = parser.parse_args(arguments)
     console = Console()
     if options.seed is not None:
         outcome = play([options.seed])[0]
-        console.print(outcome.trace if isinstance(outcome, Failure) else f"trace {outcome.trace}", markup=False)
-        return int(isinstance(outcome, Failure))
+        if isinstance(outcome, Failure):
+            console.print(outcome.trace, markup=False)
+            return 1
+        console.print(f"trace {outcome.trace}: no promise broken", markup=False)
+        return 0
     started_at = time.monotonic()
     summary = play_all(range(options.first, options.first + options.seeds), console)
     tell(summary, console)

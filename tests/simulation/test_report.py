@@ -34,7 +34,26 @@ def test_a_failure_is_told_with_the_command_that_repeats_it() -> None:
     text = told(summary)
 
     assert "seed 123: AssertionError: r1 was lost\n    make simulate SEED=123" in text
-    assert "1 seeds, 1 failures" in text
+    assert "1 seed, 1 failure, trace" in text
+
+
+def test_only_ends_are_among_the_ends_of_requests() -> None:
+    summary = Summary()
+    summary.seen.update({"LENGTH": 3, "BlocksStored": 5, "culprit found after 2 deaths": 1})
+
+    ends, _, others = told(summary).partition("also seen")
+
+    assert "LENGTH" in ends and "LENGTH" not in others
+    assert "BlocksStored" in others and "culprit" in others
+
+
+@pytest.mark.parametrize("number", ["0", "-5", "many"])
+def test_no_seeds_are_refused(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main([f"--seeds={number}"])
+
+    assert caught.value.code == 2
+    assert f"--seeds: invalid natural value: '{number}'" in capsys.readouterr().err
 
 
 def test_the_table_has_what_fired_and_what_fired_with_a_live_request() -> None:
@@ -81,7 +100,7 @@ def test_a_seed_tells_the_same_story_in_every_process() -> None:
         for hash_seed in ("1", "2")
     ]
 
-    assert traces[0].startswith("trace ")
+    assert traces[0].startswith("trace ") and traces[0].endswith(": no promise broken\n")
     assert traces[0] == traces[1]
 
 
