@@ -14,7 +14,7 @@ from tests.end_to_end.clients import Client, ask, outcomes
 
 
 async def test_a_client_that_leaves_gives_its_row_and_its_blocks_back() -> None:
-    """Case B040."""
+    """Case B040: a caller is gone, and its work goes on."""
     async with serving() as (server, client):
         started = asyncio.Event()
         stream = asyncio.create_task(client.answer(ask([5, 6, 7], 2000), started.set))
@@ -29,7 +29,7 @@ async def test_a_client_that_leaves_gives_its_row_and_its_blocks_back() -> None:
 
 
 async def test_requests_that_fail_in_every_way_leave_no_block_behind() -> None:
-    """Case B045."""
+    """Case B045: failed requests push the use of blocks up, bit by bit."""
     draw = random.Random(45)
     async with serving("--worker.num-blocks=200", "--worker.max-sequences=8") as (_, client):
         free: list[int] = []
@@ -64,7 +64,7 @@ async def fail(client: Client, number: int, draw: random.Random, gate: asyncio.S
 
 
 async def test_every_call_of_a_burst_is_answered_or_refused() -> None:
-    """Case B052."""
+    """Case B052: answers are lost when the queue overflows."""
     async with serving("--max-waiting=32", "--worker.max-sequences=8") as (_, client):
         codes = Counter(await asyncio.gather(*(client.code(ask([5, number % 250], 5)) for number in range(512))))
         [worker] = await client.idle_workers()
@@ -95,7 +95,7 @@ async def test_a_refusal_tells_when_to_try_again() -> None:
 async def test_a_queued_stream_never_ends_as_if_it_were_complete(
     words: tuple[str, ...], timeout_s: float | None, reason: str
 ) -> None:
-    """Case B053."""
+    """Case B053: a stream that waited is ended as if it were complete."""
     async with serving("--worker.max-sequences=1", *words) as (_, client):
         started = asyncio.Event()
         ahead = asyncio.create_task(client.answer(ask([5, 6, 7], 2000), started.set))

@@ -45,7 +45,7 @@ async def test_a_request_that_kills_two_workers_fails_alone_and_by_name() -> Non
 
 @pytest.mark.parametrize("is_decoding", [False, True], ids=["idle", "decoding"])
 async def test_readiness_tells_of_a_dead_worker_at_once_and_liveness_does_not(is_decoding: bool) -> None:
-    """Case B135."""
+    """Case B135: health stays SERVING when a worker is dead."""
     question = ask([5, 6, 7], 600, temperature=1.0, seed=3)
     async with serving() as (server, client):
         undisturbed = await client.answer(question)
@@ -71,7 +71,7 @@ async def test_readiness_tells_of_a_dead_worker_at_once_and_liveness_does_not(is
 
 
 async def test_streams_that_run_and_streams_that_wait_all_end_when_the_worker_dies() -> None:
-    """Case B136."""
+    """Case B136: callers hang after the worker has died."""
     requests = questions(64, 400)
     async with serving("--worker.max-sequences=32") as (server, client):
         undisturbed = await asyncio.gather(*(client.answer(request) for request in requests))
@@ -88,7 +88,7 @@ async def test_streams_that_run_and_streams_that_wait_all_end_when_the_worker_di
 
 
 async def test_a_worker_that_dies_three_times_before_it_serves_ends_serve_and_nothing_is_left() -> None:
-    """Case B139."""
+    """Case B139: a start that times out leaves workers behind."""
     async with dihedral(*SERVE) as server:
         workers = []
         since = 0
@@ -111,7 +111,7 @@ async def test_a_worker_that_dies_three_times_before_it_serves_ends_serve_and_no
 
 
 async def test_a_worker_that_hangs_while_it_loads_is_killed_with_serve() -> None:
-    """Case B139."""
+    """Case B139: a start that times out leaves workers behind."""
     async with dihedral(*SERVE) as server:
         pid = (await server.logged("worker_started"))["pid"]
         assert isinstance(pid, int)
@@ -127,7 +127,7 @@ async def test_a_worker_that_hangs_while_it_loads_is_killed_with_serve() -> None
 
 
 async def test_a_worker_that_comes_back_has_nothing_cached_and_says_the_same() -> None:
-    """Case B143."""
+    """Case B143: a restart brings back old state."""
     question = ask(range(3, 103), 20)
     async with serving() as (server, client):
         first, second = await client.answer(question), await client.answer(question)
@@ -144,7 +144,7 @@ async def test_a_worker_that_comes_back_has_nothing_cached_and_says_the_same() -
 
 
 async def test_a_control_plane_that_comes_back_believes_nothing_of_what_the_worker_had_cached() -> None:
-    """Case B143."""
+    """Case B143: a restart brings back old state."""
     question = ask(range(3, 103), 20)
     async with cell("--workers.owner-id=one", num_workers=1) as running:
         async with connected(running.control_plane.address) as client:

@@ -84,7 +84,7 @@ def test_a_key_may_be_longer_than_the_hash_function_takes() -> None:
     ],
 )
 def test_no_field_of_a_scope_can_pose_as_another(one: CacheScope, other: CacheScope) -> None:
-    """B064."""
+    """Case B064: one field of a scope is worded as another caller's salt."""
     hasher = BlockHasher(KEY, block_size=1)
 
     first_blocks = [hasher.chain(hasher.root(scope), tokens(1)) for scope in (one, other)]

@@ -235,7 +235,7 @@ def test_every_value_within_its_range_is_admitted(
 
 @pytest.mark.parametrize("max_tokens", [None, 109, 10_000])
 def test_max_tokens_left_out_or_beyond_the_context_fills_the_context(max_tokens: int | None) -> None:
-    """Case B026."""
+    """Case B026: max_tokens is larger than the context, or left out."""
     submission = replace(tokens(20), sampling=SamplingParams(max_tokens=max_tokens))
 
     assert admit(submission).sampling.max_tokens == 108

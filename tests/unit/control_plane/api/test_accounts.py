@@ -122,7 +122,7 @@ async def test_a_name_may_be_used_again_once_its_request_has_ended() -> None:
 
 
 async def test_cancelling_finished_unknown_empty_and_partial_names_hits_nobody() -> None:
-    """Case B043."""
+    """Case B043: a cancel races the end of its request."""
     async with running() as run:
         await generate(run, request_id="done")
         live = await start(run, "abcdef")

@@ -276,7 +276,7 @@ async def test_cancelling_what_is_not_there_succeeds() -> None:
 
 
 async def test_a_prompt_that_fills_the_context_is_refused_at_once_and_one_below_gets_its_token() -> None:
-    """Case B014."""
+    """Case B014: a prompt longer than the context hangs its client."""
     async with running(served_model(max_model_len=512)) as run:
         run.engine.answer = [([TokenId(2)], FinishReason.LENGTH, None)]
         fits = GenerateRequest(text="a" * 511, sampling=SamplingParams(max_tokens=1))

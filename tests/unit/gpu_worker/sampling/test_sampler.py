@@ -212,7 +212,7 @@ def test_min_p_drops_tokens_below_its_share_of_the_best() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e30])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_a_very_small_temperature_is_greedy_without_overflow(temperature: float, scale: float, top_p: float) -> None:
-    """B004."""
+    """Case B004: a very small positive temperature overflows."""
     logits = torch.tensor([[1.0, 9.0, -5.0, 8.5]]) * scale
 
     tokens = sample(logits, make_inputs(1, temperature=temperature, top_p=top_p))
@@ -222,7 +222,7 @@ def test_a_very_small_temperature_is_greedy_without_overflow(temperature: float,
 
 @pytest.mark.parametrize("top_k", [0, 50, 51, 2**62])
 def test_a_top_k_of_the_whole_vocabulary_is_off(top_k: int) -> None:
-    """B005."""
+    """Case B005: 0, none and the whole vocabulary mean the same."""
     logits = random_logits(32, 50, seed=43)
     off = make_inputs(32, temperature=0.8, seeds=list(range(32)))
 
