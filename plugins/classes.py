@@ -14,11 +14,13 @@ from plugins.errors import InvalidConfig
 T = TypeVar("T")
 
 
-def find_class(name: str, group: str, base: type[T], kind: str, builtin: Iterable[str] = ()) -> type[T]:
+def find_class(
+    name: str, group: str, base: type[T], kind: str, builtin: Iterable[str] = (), hook: str | None = None
+) -> type[T]:
     """Find a class by the name of an entry point, by pkg.mod:Class, or by pkg.mod.Class, in this order.
 
     `kind` is what messages call the name, best the configuration's key; `builtin` are names that the caller knows
-    by itself, for the list of what there is.
+    by itself, for the list of what there is; `hook` is what messages call `base`, where its own name says nothing.
     Raises: InvalidConfig: nothing has that name, two distributions claim it, the plug-in cannot be imported, or what
         it names is no class that derives from `base` and defines all of its abstract methods.
     """
@@ -37,23 +39,29 @@ def find_class(name: str, group: str, base: type[T], kind: str, builtin: Iterabl
         )
     try:
         found: object = import_module(module)
-        for attribute in attributes:
-            found = getattr(found, attribute)
     except Exception as error:  # a plug-in's module may raise anything while it is imported
         raise _cannot_load(kind, name, place, module, entries, error) from error
-    return check_class(found, base, f"{kind} {name!r}")
+    try:
+        for attribute in attributes:
+            found = getattr(found, attribute)
+    except AttributeError as error:
+        raise _cannot_load(kind, name, place, module, entries, error) from error
+    return check_class(found, base, f"{kind} {name!r}", hook)
 
 
-def check_class(found: object, base: type[T], what: str) -> type[T]:
-    """Return what was found, or given, if it is a class that can be built. `what` is how messages call it.
+def check_class(found: object, base: type[T], what: str, hook: str | None = None) -> type[T]:
+    """Return what was found, or given, if it is a class that can be built.
+
+    `what` is how messages call it, and `hook` how they call `base`.
 
     Raises: InvalidConfig: it is no class, does not derive from `base`, or leaves abstract methods of it undefined.
     """
+    hook = hook or f"{base.__module__}.{base.__qualname__}"
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise InvalidConfig(f"{what}: {found!r} must be a subclass of {base.__module__}.{base.__qualname__}")
+        raise InvalidConfig(f"{what}: {found!r} must be a subclass of {hook}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise InvalidConfig(f"{what}: {found.__qualname__} must define {missing}, as {base.__qualname__} describes")
+        raise InvalidConfig(f"{what}: {found.__qualname__} must define {missing}, as {hook} describes")
     return found
 
 
@@ -77,10 +85,18 @@ def _cannot_load(
     package = module.partition(".")[0]
     owners = packages_distributions().get(package, [])
     dist = entries[0].dist if entries else distribution(owners[0]) if owners else None
-    if dist is not None:
-        remedy = f"install what it needs, or a version of {dist.name} that fits"
-    else:
-        remedy = f"install the package that has {package!r}, or correct the name"
+    repaired = f"or install a version of {dist.name} that fits" if dist is not None else "or correct the module"
+    match error:
+        case ModuleNotFoundError(name=str(missing)) if f"{module}.".startswith(f"{missing}."):
+            remedy = f"install the package that has {missing!r}, or correct the name"
+            if dist is None:
+                remedy += "; a module of the current folder is found with PYTHONPATH=."
+        case ModuleNotFoundError():
+            remedy = f"install what it needs, {repaired}"
+        case AttributeError() if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            remedy = f"correct the name, {repaired}"  # the module itself was imported
+        case _:
+            remedy = f"its module raised this while it was imported; set up what it wants, {repaired}"
     return InvalidConfig(
         f"{kind} {name!r} ({place} of {_owner(dist)}) cannot be loaded: {type(error).__name__}: {error}; {remedy}"
     )

@@ -2,14 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 
 from control_plane.cli.render import render
-from control_plane.engine.scheduler_choice import POLICY_GROUP, SCHEDULER_GROUP, choose_scheduler
+from control_plane.engine.scheduler_choice import (
+    BUILTIN_POLICIES,
+    BUILTIN_SCHEDULERS,
+    POLICY_GROUP,
+    SCHEDULER_GROUP,
+    choose_policy,
+    choose_scheduler,
+)
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.first_come import FirstComePolicy
 from plugins.classes import entry_point_names, find_class
@@ -21,23 +28,24 @@ from plugins.scheduler import Scheduler, SchedulingPolicy
 from plugins.types import WorkerInfo
 
 PREFIX = "dihedral."  # of every group of entry points that we read
-CHECK_HELP = "a scheduler or scheduling policy: name of an entry point, or pkg.mod:Class"
+CHECK_HELP = "a scheduler or scheduling policy: its name in `dihedral plugins`, or pkg.mod:Class"
+HOOKS = "plugins.scheduler.Scheduler or plugins.scheduler.SchedulingPolicy"
 JSON = Parameter(name="--json", group=Group("General"), help="print JSON", show_default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point."""
+    """One entry point, or a built-in class of a hook."""
 
     group: str
-    name: str
+    name: str  # empty: its place is its name
     place: str  # pkg.mod:Class
     distribution: str  # and its version
 
 
 @dataclass(frozen=True, slots=True)
 class PluginList:
-    """Everything that is plugged in, our own entry points included."""
+    """Everything that is plugged in, and what is built in."""
 
     plugins: tuple[Plugin, ...]
 
@@ -77,16 +85,18 @@ def add_plugin_commands(app: App) -> None:
 
 
 def list_plugins() -> PluginList:
-    """List the entry points of all our groups, sorted."""
+    """List the entry points of all our groups, and the schedulers and policies that need none, sorted."""
     found = entry_points()
-    return PluginList(
-        tuple(
-            Plugin(group, entry.name, entry.value, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
-            for group in sorted(found.groups)
-            if group.startswith(PREFIX)
-            for entry in sorted(found.select(group=group), key=lambda entry: (entry.name, entry.value))
-        )
-    )
+    ours = f"dihedral {version('dihedral')}"
+    plugins = [
+        Plugin(group, entry.name, entry.value, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
+        for group in found.groups
+        if group.startswith(PREFIX)
+        for entry in found.select(group=group)
+    ]
+    plugins += [Plugin(POLICY_GROUP, name, place, ours) for name, place in BUILTIN_POLICIES.items()]
+    plugins += [Plugin(SCHEDULER_GROUP, "", place, ours) for place in BUILTIN_SCHEDULERS]
+    return PluginList(tuple(sorted(plugins, key=lambda each: (each.group, each.name, each.place))))
 
 
 def check_plugin(name: str) -> PluginReport:
@@ -94,14 +104,23 @@ def check_plugin(name: str) -> PluginReport:
 
     Raises: InvalidConfig: there is no such class, or it belongs to no hook that has a suite.
     """
-    group = POLICY_GROUP if name in entry_point_names(POLICY_GROUP) else SCHEDULER_GROUP
-    found = find_class(name, group, object, "plug-in", entry_point_names(POLICY_GROUP))
+    policies = (*BUILTIN_POLICIES, *entry_point_names(POLICY_GROUP))
+    if name in BUILTIN_POLICIES:
+        return _check_policy(name)
+    group = POLICY_GROUP if name in policies else SCHEDULER_GROUP
+    found = find_class(name, group, object, "plug-in", policies, HOOKS)
     if issubclass(found, Scheduler):
         return PluginReport(name, "scheduler", check_scheduler(_with_first_come(found)))
     if issubclass(found, SchedulingPolicy):
-        make = choose_scheduler(SchedulerConfig(policy=name))
-        return PluginReport(name, "scheduling policy", (*check_policy(found), *check_scheduler(make)))
-    raise InvalidConfig(f"plug-in {name!r} is neither a Scheduler nor a SchedulingPolicy of plugins.scheduler")
+        return _check_policy(name)
+    raise InvalidConfig(f"plug-in {name!r}: {found!r} must be a subclass of {HOOKS}")
+
+
+def _check_policy(name: str) -> PluginReport:
+    """Check a policy by itself, and at work in a scheduler."""
+    config = SchedulerConfig(policy=name)
+    checks = (*check_policy(choose_policy(config)), *check_scheduler(choose_scheduler(config)))
+    return PluginReport(name, "scheduling policy", checks)
 
 
 def _with_first_come(cls: type[Scheduler]) -> Callable[[WorkerInfo], Scheduler]:

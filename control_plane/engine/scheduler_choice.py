@@ -20,8 +20,18 @@ logger = logging.getLogger(__name__)
 
 SCHEDULER_GROUP: Final = "dihedral.schedulers"
 POLICY_GROUP: Final = "dihedral.scheduling_policies"
+BUILTIN_POLICIES: Final = {
+    "fcfs": "control_plane.scheduling.first_come:FirstComePolicy",
+    "priority": "control_plane.scheduling.priority:PriorityPolicy",
+    "fair_share": "control_plane.scheduling.fair_share:FairSharePolicy",
+}
+BUILTIN_SCHEDULERS: Final = (
+    "control_plane.scheduling.run_ahead:RunAheadScheduler",
+    "control_plane.scheduling.synchronous:SynchronousScheduler",
+)
 _SYNCHRONOUS: Final = ("control_plane.scheduling.synchronous", "SynchronousScheduler")
 _SCHEDULER: Final[type[Scheduler]] = Scheduler  # type: ignore[type-abstract]  # to be derived from, not to be built
+_POLICY: Final[type[SchedulingPolicy]] = SchedulingPolicy  # type: ignore[type-abstract]  # likewise
 _warned: WeakSet[type[Scheduler]] = WeakSet()  # one warning per class and process
 
 
@@ -44,8 +54,9 @@ def choose_scheduler(
     config: SchedulerConfig,
     cls: type[Scheduler] | None = None,
     draw_key: Callable[[], str] = lambda: secrets.token_hex(32),
+    policy: type[SchedulingPolicy] | None = None,
 ) -> SchedulerFactory:
-    """Find the classes that the configuration names; a class object wins over `config.scheduler_cls`.
+    """Find the classes that the configuration names; class objects win over its names.
 
     `draw_key` gives the key that block names are made with, if the configuration has none.
     Raises: InvalidConfig: no such scheduler or policy, it cannot be imported or built, or it declares no depth.
@@ -60,7 +71,9 @@ def choose_scheduler(
         _warn(chosen)
     if config.prefix_hash_key is None:
         config = replace(config, prefix_hash_key=draw_key())
-    return SchedulerFactory(chosen, is_ours and config.policy in _POLICIES, config, _chosen_policy(config))
+    make_policy = choose_policy(config) if policy is None else check_class(policy, _POLICY, "policy")
+    is_builtin = is_ours and policy is None and config.policy in _POLICIES
+    return SchedulerFactory(chosen, is_builtin, config, make_policy)
 
 
 def _chosen_class(config: SchedulerConfig) -> type[Scheduler]:
@@ -89,13 +102,15 @@ def _warn(cls: type[Scheduler]) -> None:
     )
 
 
-def _chosen_policy(config: SchedulerConfig) -> Callable[[], SchedulingPolicy]:
-    """Return what makes a policy. The class is found at once, so that a wrong name stops the start."""
+def choose_policy(config: SchedulerConfig) -> Callable[[], SchedulingPolicy]:
+    """Return what makes a policy. The class is found at once, so that a wrong name stops the start.
+
+    Raises: InvalidConfig: there is no such policy, or it cannot be imported.
+    """
     choose = _POLICIES.get(config.policy)
     if choose is not None:
         return choose(config)
-    base: type[SchedulingPolicy] = SchedulingPolicy  # type: ignore[type-abstract]  # as above
-    return find_class(config.policy, POLICY_GROUP, base, "scheduler.policy", _POLICIES)
+    return find_class(config.policy, POLICY_GROUP, _POLICY, "scheduler.policy", _POLICIES)
 
 
 def _first_come(config: SchedulerConfig) -> Callable[[], SchedulingPolicy]:

@@ -25,6 +25,13 @@ class SchedulerConfig:
     tenant_weights: str = ""  # policy fair_share: such as a=3,b=1.5; who is not named has weight 1
 
     def __post_init__(self) -> None:
+        for name in ("scheduler_cls", "policy"):
+            value = getattr(self, name)
+            if isinstance(value, type):
+                raise InvalidConfig(
+                    f"scheduler.{name} is a name, such as {value.__module__}:{value.__qualname__}; "
+                    f"the class itself is given as LocalEngine({name}=...)"
+                )
         for name in ("max_step_tokens", "max_sequences", "max_chunk_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

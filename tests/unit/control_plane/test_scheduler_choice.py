@@ -10,13 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.engine.scheduler_choice import SchedulerFactory, choose_scheduler
+from control_plane.engine.scheduler_choice import (
+    BUILTIN_POLICIES,
+    BUILTIN_SCHEDULERS,
+    SchedulerFactory,
+    choose_scheduler,
+)
 from control_plane.scheduling.batching import BatchingScheduler
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.fair_share import FairSharePolicy
 from control_plane.scheduling.first_come import FirstComePolicy
 from control_plane.scheduling.priority import PriorityPolicy
 from control_plane.scheduling.run_ahead import RunAheadScheduler
+from plugins.classes import find_class
 from plugins.errors import InvalidConfig
 from plugins.scheduler import Scheduler, SchedulingPolicy
 from plugins.types import Request, StepPlan, WorkerInfo
@@ -185,6 +191,37 @@ def test_a_class_object_with_methods_missing_is_refused_like_one_that_is_named()
         choose_scheduler(SchedulerConfig(), Unfinished)
     with pytest.raises(InvalidConfig, match=f"'{HERE}:Unfinished': {message}"):
         choose_scheduler(SchedulerConfig(scheduler_cls=f"{HERE}:Unfinished"))
+
+
+def test_a_policy_that_is_a_class_object_wins_over_the_configuration() -> None:
+    factory = choose_scheduler(SchedulerConfig(policy="nowhere:Nothing"), Watching, policy=LastComePolicy)
+
+    _, _, policy = parts_of(factory)
+
+    assert isinstance(policy, LastComePolicy)
+    assert not choose_scheduler(SchedulerConfig(), policy=LastComePolicy).is_builtin
+
+
+def test_a_policy_object_that_is_no_policy_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="policy: .* must be a subclass of plugins.scheduler.SchedulingPolicy"):
+        choose_scheduler(SchedulerConfig(), policy=Watching)  # type: ignore[arg-type]  # what a caller may do
+
+
+@pytest.mark.parametrize("key", ["scheduler_cls", "policy"])
+def test_a_configuration_takes_names_and_says_where_the_class_itself_goes(key: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        SchedulerConfig(**{key: LastComePolicy})  # type: ignore[arg-type]  # what a caller may do
+
+    assert str(caught.value) == (
+        f"scheduler.{key} is a name, such as {HERE}:LastComePolicy; the class itself is given as LocalEngine({key}=...)"
+    )
+
+
+@pytest.mark.parametrize("place", [*BUILTIN_POLICIES.values(), *BUILTIN_SCHEDULERS])
+def test_what_is_built_in_is_where_the_list_says(place: str) -> None:
+    found = find_class(place, "", object, "built-in")
+
+    assert issubclass(found, (Scheduler, SchedulingPolicy))
 
 
 def test_a_scheduler_without_a_depth_is_refused() -> None:

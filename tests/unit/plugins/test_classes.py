@@ -104,7 +104,7 @@ def test_a_plugin_that_cannot_be_imported_names_itself_its_distribution_the_erro
 
     assert str(caught.value) == (
         "shape.kind 'broken' (planted_broken:Triangle of shapes 1.2) cannot be loaded: ModuleNotFoundError: "
-        "No module named 'planted_dependency'; install what it needs, or a version of shapes that fits"
+        "No module named 'planted_dependency'; install what it needs, or install a version of shapes that fits"
     )
 
 
@@ -114,14 +114,38 @@ def test_a_place_in_a_distribution_names_that_distribution() -> None:
         find("planted_broken.Triangle")
 
 
-def test_a_module_that_does_not_exist_says_which_package_is_missing() -> None:
-    with pytest.raises(InvalidConfig, match="install the package that has 'planted_nowhere', or correct the name"):
+def test_a_module_that_does_not_exist_may_be_one_of_the_current_folder() -> None:
+    with pytest.raises(InvalidConfig) as caught:
         find("planted_nowhere.mod:Class")
+
+    assert str(caught.value) == (
+        "shape.kind 'planted_nowhere.mod:Class' (planted_nowhere.mod:Class of no installed distribution) cannot be "
+        "loaded: ModuleNotFoundError: No module named 'planted_nowhere'; install the package that has "
+        "'planted_nowhere', or correct the name; a module of the current folder is found with PYTHONPATH=."
+    )
 
 
 def test_a_module_without_the_class_says_so() -> None:
-    with pytest.raises(InvalidConfig, match="AttributeError: module .* has no attribute 'Circle'"):
+    with pytest.raises(InvalidConfig) as caught:
         find("tests.unit.plugins.test_classes:Circle")
+
+    assert str(caught.value).endswith(
+        "AttributeError: module 'tests.unit.plugins.test_classes' has no attribute 'Circle'; "
+        "correct the name, or correct the module"
+    )
+
+
+@pytest.mark.parametrize("line", ["raise ValueError('no key')", "import json; json.nothing"])
+def test_a_module_that_raises_is_told_from_one_that_lacks_the_class(install: Path, line: str) -> None:
+    (install / "planted_raising.py").write_text(f"{line}\n")
+
+    with pytest.raises(InvalidConfig, match="its module raised this while it was imported; set up what it wants, or"):
+        find("planted_raising:Class")
+
+
+def test_a_hook_has_the_name_that_its_user_gives_it() -> None:
+    with pytest.raises(InvalidConfig, match="must be a subclass of any shape of ours"):
+        find_class("tests.unit.plugins.test_classes:GROUP", GROUP, object, "shape.kind", hook="any shape of ours")
 
 
 @pytest.mark.usefixtures("install")
@@ -132,7 +156,7 @@ def test_what_is_no_class_of_the_hook_is_refused(name: str) -> None:
 
 
 def test_a_class_with_methods_missing_is_refused_before_it_is_built() -> None:
-    with pytest.raises(InvalidConfig, match="Unfinished must define area, as Shape describes"):
+    with pytest.raises(InvalidConfig, match="Unfinished must define area, as .*test_classes.Shape describes"):
         find("tests.unit.plugins.test_classes:Unfinished")
 
 

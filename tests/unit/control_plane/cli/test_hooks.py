@@ -28,6 +28,28 @@ def test_every_entry_point_is_listed_with_its_distribution(capsys: pytest.Captur
     } in plugins
 
 
+def test_what_is_built_in_is_listed_beside_what_is_plugged_in(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plugins", "--json"])
+
+    plugins = json.loads(capsys.readouterr().out)["plugins"]
+    assert [(each["name"], each["place"]) for each in plugins if each["group"] == "dihedral.scheduling_policies"] == [
+        ("fair_share", "control_plane.scheduling.fair_share:FairSharePolicy"),
+        ("fcfs", "control_plane.scheduling.first_come:FirstComePolicy"),
+        ("priority", "control_plane.scheduling.priority:PriorityPolicy"),
+    ]
+    assert [each["place"] for each in plugins if each["group"] == "dihedral.schedulers"] == [
+        "control_plane.scheduling.run_ahead:RunAheadScheduler",
+        "control_plane.scheduling.synchronous:SynchronousScheduler",
+    ]
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority", "fair_share"])
+def test_a_built_in_policy_is_checked_by_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "check", name, "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["hook"] == "scheduling policy"
+
+
 def test_a_scheduler_that_keeps_its_promises_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "check", "control_plane.scheduling.synchronous:SynchronousScheduler", "--json"]) == 0
 
@@ -56,8 +78,9 @@ def test_a_policy_is_checked_at_work_in_a_scheduler_too(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nothing", "unknown plug-in 'nothing'; known: <none>"),
-        ("pathlib:Path", "is neither a Scheduler nor a SchedulingPolicy of plugins.scheduler"),
+        ("nothing", "unknown plug-in 'nothing'; known: fair_share, fcfs, priority;"),
+        ("pathlib:Path", "must be a subclass of plugins.scheduler.Scheduler or plugins.scheduler.SchedulingPolicy"),
+        ("pathlib:os", "must be a subclass of plugins.scheduler.Scheduler or plugins.scheduler.SchedulingPolicy"),
     ],
 )
 def test_what_has_no_suite_is_refused(name: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
