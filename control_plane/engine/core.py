@@ -6,14 +6,17 @@ and decide nothing about requests.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.facts import INTAKE_MOVES, Facts, Intake, Link, move
-from control_plane.engine.lane import GuardedLane, Lane, Live, PlanInFlight, total_load
+from control_plane.engine.lane import GuardedLane, Lane, total_load
+from control_plane.engine.live import Live
+from control_plane.engine.outputs import Delivery, StepOutput
 from control_plane.engine.quota import RETRY_AFTER_S, Quota
-from control_plane.engine.recovery import Recovery
+from control_plane.engine.recovery import Recovery, is_culprit, judge_death
 from control_plane.engine.router import Router
+from control_plane.engine.row_book import PlanInFlight
 from plugins.errors import (
     DeadlineExceeded,
     DuplicateRequest,
@@ -43,27 +46,6 @@ from plugins.types import (
     WorkerId,
     WorkerInfo,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What happened to one request in this step. The one with `finish` is the last of its request."""
-
-    request_id: RequestId
-    token_ids: tuple[TokenId, ...] = ()
-    finish: FinishReason | None = None
-    error: ServingError | None = None  # set when the end is not STOP or LENGTH
-    num_cached_tokens: int = 0  # prompt tokens that needed no computing, once known
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a step asks of its driver: hand the plans out in order, bring the deliveries to their readers."""
-
-    plans: tuple[tuple[WorkerId, StepPlan], ...]
-    deliveries: tuple[Delivery, ...]
-    lost: tuple[tuple[WorkerId, ServingError], ...] = ()  # workers that are detached by now: close their handles
-    kv_events: tuple[tuple[WorkerId, KvEvent], ...] = ()
 
 
 class EngineCore:
@@ -196,7 +178,9 @@ class EngineCore:
         if self.intake is Intake.DRAINING:
             raise NotServing("the server is draining and takes no new requests")
         lanes = self._lanes_of(generation)
-        if not lanes or all(lane.facts.intake is Intake.DRAINING for lane in lanes):
+        if lanes and all(lane.facts.intake is Intake.DRAINING for lane in lanes):
+            raise NotServing(f"no worker takes requests: {len(lanes)} drain; open them by name with resume-intake")
+        if not lanes:
             raise NotServing("no worker that takes requests is connected")
         if request.request_id in self._live or request.request_id in self._ending:
             raise DuplicateRequest(request.request_id)
@@ -268,6 +252,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """True while a request is at hand or a plan in flight."""
         return bool(self._live or self._deliveries or any(lane.in_flight for lane in self._lanes.values()))
+
+    @property
+    def has_news(self) -> bool:
+        """True if the next step has something to tell, whatever else happens."""
+        return bool(self._deliveries or self._lost)
 
     # -- what there is to know ----------------------------------------------------------------------------------
 
@@ -353,9 +342,9 @@ class EngineCore:
             lane.add(live)
 
     def _try_suspects(self) -> None:
-        """Give each worker that tries none the oldest suspect of its generation."""
+        """Give each worker that could try one the oldest suspect of its generation."""
         for lane in tuple(self._lanes.values()):
-            if lane.scheduler is not None and lane.probe is None and self._may_step(lane):
+            if lane.may_try_suspect and self._may_step(lane):
                 suspect = self._recovery.take_suspect(lane.generation)
                 if suspect is not None:
                     lane.probe = suspect
@@ -372,6 +361,7 @@ class EngineCore:
             self._lose(lane, error)
         except Exception as error:
             if self._is_builtin or self._reraises:
+                self._dirty[lane.worker_id] = lane  # whoever goes on all the same finds everything as it was
                 raise
             self._lose(lane, self._plugin_failed(lane, error))
 
@@ -390,7 +380,6 @@ class EngineCore:
         lane.facts.move_link(Link.FAILED if is_failed else Link.LOST)
         if lane.scheduler is None:
             return
-        probe = lane.probe
         requests, lost = lane.detach()
         if self._records_kv_events:
             self._kv_events.append((lane.worker_id, BlocksCleared()))
@@ -399,13 +388,18 @@ class EngineCore:
                 self._end(live, FinishReason.FAILED, error)
             return
         is_death = not isinstance(error, WorkerLeaving | WorkerTaken)
-        is_proven = is_death and probe in lost
+        suspects = judge_death(lost) if is_death else set()
         for live in requests:
-            if live is probe and is_proven:
+            if is_culprit(live):
                 self._end(live, FinishReason.FAILED, QueryOfDeath(live.request.request_id))
                 continue
-            live.is_suspect = live.is_suspect or (is_death and not is_proven and live in lost)
-            (self._recovery.add if live.is_suspect else self._place)(live)
+            live.is_recovered = True
+            if is_death and live in lost:
+                live.is_suspect = live in suspects
+            if live.is_suspect:
+                self._recovery.add(live)
+            else:
+                self._place(live)
         if not self._lanes_of(lane.generation):
             self._recovery.note_orphaned(lane.generation, self._now_s)
 
@@ -462,9 +456,10 @@ class EngineCore:
             self._forget(owner)
         elif not tokens:
             return
-        if owner.is_suspect:
-            self._clear(owner)
         owner.token_ids += tokens
+        owner.num_tokens_here += len(tokens)
+        if owner.is_suspect and owner.is_settled:
+            self._clear(owner)
         self._deliveries.append(Delivery(request_id, tokens, finish, None, owner.num_cached_tokens))
 
     def _fail_rows(self, plan: PlanInFlight, result: StepResult, finished: dict[RequestId, FinishReason]) -> None:
@@ -475,8 +470,9 @@ class EngineCore:
                 self._end(owner, FinishReason.FAILED, StepFailed(failure.reason, failure.message))
 
     def _clear(self, suspect: Live) -> None:
-        """It computed, and the worker lives."""
+        """The worker has computed enough of it, and lives."""
         suspect.is_suspect = False
+        suspect.blame = 0.0
         if suspect.lane is not None and suspect.lane.probe is suspect:
             suspect.lane.probe = None
 

@@ -4,21 +4,26 @@ Adds clocks, timers and streams around `EngineCore.step`; decides nothing about 
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from control_plane.admission.config import AdmissionConfig
-from control_plane.engine.core import EngineCore, StepOutput
+from control_plane.engine.core import EngineCore
 from control_plane.engine.facts import Facts, Intake
 from control_plane.engine.gauges import Gauges
 from control_plane.engine.kv_subscription import KvSubscription
+from control_plane.engine.outputs import StepOutput
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.handle import WorkerHandle
 from plugins.errors import InvariantBroken, NotServing, ReaderTooSlow, ServingError, WorkerLost
 from plugins.metrics import OUTPUT_TOKENS, STEP_ROUND_TRIP, STEP_TOKENS, Metrics
 from plugins.scheduler import SchedulerLoad
 from plugins.types import FinishReason, GenerationId, Request, RequestId, StepResult, WorkerId, WorkerInfo
+
+logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.25  # how often slow readers, overdue plans and gauges are looked at, while there is something at hand
 
@@ -77,6 +82,7 @@ class EngineDriver:
         self._idle_workers: dict[WorkerId, asyncio.Event] = {}  # those that somebody waits for
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_stopping = False  # the server drains for good
+        self._bug: Exception | None = None  # what a timer raised
 
     # -- for the API --------------------------------------------------------------------------------------------
 
@@ -100,11 +106,15 @@ class EngineDriver:
 
     def load(self) -> SchedulerLoad:
         """Tell how busy the engine is."""
-        return self._core.load()
+        load = self._core.load()
+        self._heed()
+        return load
 
     def worker_load(self, worker_id: WorkerId) -> SchedulerLoad:
         """Tell how busy one worker is. Raises: InvariantBroken: no such worker."""
-        return self._core.worker_load(worker_id)
+        load = self._core.worker_load(worker_id)
+        self._heed()
+        return load
 
     def facts(self, worker_id: WorkerId) -> Facts:
         """The four facts of a worker, to read. Raises: InvariantBroken: no such worker."""
@@ -129,6 +139,7 @@ class EngineDriver:
         if self._is_stopping and not worker_ids:
             raise NotServing("the server is stopping")
         self._core.move_intake(to, worker_ids)
+        logger.info("intake_changed", extra={"to": to.value, "worker_ids": list(worker_ids) or "the server"})
         self._wake.set()
 
     async def drain(self, grace_s: float) -> bool:
@@ -145,6 +156,7 @@ class EngineDriver:
     def reset_prefix_cache(self, worker_ids: Collection[WorkerId] = ()) -> None:
         """Let some workers, or all, forget their cached blocks. Raises: InvariantBroken: no such worker."""
         self._core.reset_prefix_cache(worker_ids)
+        logger.info("prefix_cache_reset", extra={"worker_ids": list(worker_ids) or "all"})
         self._wake.set()
 
     def kv_events(self) -> KvSubscription:
@@ -152,6 +164,7 @@ class EngineDriver:
         subscription = KvSubscription(self._end_subscription)
         self._subscriptions.add(subscription)
         self._core.record_kv_events(True)
+        self._heed()
         return subscription
 
     # -- for the supervisors ------------------------------------------------------------------------------------
@@ -209,6 +222,8 @@ class EngineDriver:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._bug is not None:
+                raise self._bug
             self._turn()
 
     async def _read(self, worker_id: WorkerId, served: _Served) -> None:
@@ -231,7 +246,7 @@ class EngineDriver:
                 self._metrics.observe(STEP_ROUND_TRIP, now_s - served.sent_at_s.popleft())
         self._carry(self._core.step(results, now_s), now_s)
         if self._sweep_timer is None and (self._readers or self._gauges.is_stale):
-            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._guarded, self._sweep)
 
     def _carry(self, output: StepOutput, now_s: float) -> None:
         for worker_id, plan in output.plans:
@@ -272,6 +287,12 @@ class EngineDriver:
         self._subscriptions.discard(subscription)
         if not self._subscriptions:
             self._core.record_kv_events(False)
+            self._heed()
+
+    def _heed(self) -> None:
+        """Turn soon if the core has something to tell: a plug-in that only was asked may have raised."""
+        if self._core.has_news:
+            self._wake.set()
 
     # -- timers -------------------------------------------------------------------------------------------------
 
@@ -281,7 +302,17 @@ class EngineDriver:
         reader.timer = None
         if limits:
             delay_s = max(0.0, reader.started_at_s + min(limits) - self._clock())
-            reader.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, request_id, reader, queue_s)
+            reader.timer = asyncio.get_running_loop().call_later(
+                delay_s, self._guarded, partial(self._expire, request_id, reader, queue_s)
+            )
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Make a call of a timer; what it raises is a bug, which `run` raises."""
+        try:
+            call()
+        except Exception as error:
+            self._bug = self._bug or error
+            self._wake.set()
 
     def _expire(self, request_id: RequestId, reader: _Reader, queue_s: float | None) -> None:
         self._wake.set()
@@ -308,5 +339,6 @@ class EngineDriver:
             self._core.expire_homeless(now_s)
             self._wake.set()
         self._gauges.report(self._core)
+        self._heed()
         if self._readers:
-            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._guarded, self._sweep)

@@ -6,14 +6,16 @@ Keeps the books of one worker; what happens to requests when it goes away is dec
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Final
 
 from control_plane.engine.facts import Facts
+from control_plane.engine.live import Live
 from control_plane.engine.pacing import PrefillPacer
+from control_plane.engine.row_book import PlanInFlight, RowBook, check_result
 from plugins.errors import InvariantBroken, PlanOutOfOrder
 from plugins.scheduler import Scheduler, SchedulerLoad
-from plugins.types import GenerationId, Request, RequestId, Row, StepPlan, StepResult, TokenId, WorkerId, WorkerInfo
+from plugins.types import GenerationId, Request, RequestId, StepPlan, StepResult, WorkerId, WorkerInfo
 
 MAX_PLUGIN_FAILURES: Final = 3  # of a worker's schedulers within the period; then nobody builds another one
 PLUGIN_FAILURE_PERIOD_S: Final = 60.0
@@ -26,50 +28,10 @@ def total_load(loads: Sequence[SchedulerLoad]) -> SchedulerLoad:
     return SchedulerLoad(**sums)
 
 
-@dataclass(slots=True, eq=False)
-class Live:
-    """One request from submission to its end. Compared by identity: a name may be used again while plans are out."""
-
-    request: Request
-    generation: GenerationId
-    lane: "Lane | None" = None  # None: it has no worker
-    token_ids: list[TokenId] = field(default_factory=list)  # output as far as it was delivered
-    num_cached_tokens: int = 0  # prompt tokens that needed no computing when it first got a row
-    has_started: bool = False  # it had a row
-    is_suspect: bool = False  # a worker died while it computed this one, perhaps because of it
-
-    @property
-    def continued(self) -> Request:
-        """The request with the output it has, for another scheduler."""
-        request = self.request
-        return Request(
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=request.sampling,
-            tenant=request.tenant,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            sibling_of=request.sibling_of,
-            arrival=request.arrival,
-            arrival_s=request.arrival_s,
-            output_token_ids=tuple(self.token_ids),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInFlight:
-    """Whose row is whose in one plan: its result is read through this, never through today's rows."""
-
-    seq: int
-    num_tokens: int
-    decode_steps: int
-    owners: dict[Row, Live]
-
-
 class Lane:
     """The way of plans to one worker and of results back. Owned by the engine core.
 
-    Invariant: it has a scheduler exactly while its link is LIVE.
+    Invariant: it has a scheduler from `attach` to `detach`; plans go out while its link is LIVE besides.
     """
 
     def __init__(self, worker_id: WorkerId, target_inter_token_ms: float | None) -> None:
@@ -81,7 +43,7 @@ class Lane:
         self.in_flight: deque[PlanInFlight] = deque()
         self.probe: Live | None = None  # the one suspect that is tried here
         self._plugin_failures_s: deque[float] = deque()  # when its schedulers raised, within the period
-        self._owners: dict[Row, Live] = {}  # today's rows
+        self._rows: RowBook | None = None  # as the worker knows them; None while there is no scheduler
         self._load: SchedulerLoad | None = None  # what the scheduler said last; None: it has changed since
         self._vocab_size = 0
         self._target_inter_token_ms = target_inter_token_ms
@@ -92,6 +54,7 @@ class Lane:
         self.scheduler = scheduler
         self._load = None
         self.generation = generation
+        self._rows = RowBook(worker)
         self._vocab_size = worker.model.vocab_size
         self._pacer = PrefillPacer(self._target_inter_token_ms)
 
@@ -99,10 +62,9 @@ class Lane:
         """The worker is gone. Returns its requests, oldest first, and those of them that were in lost plans."""
         requests = sorted(self.live.values(), key=lambda live: live.request.arrival)
         lost = {owner for plan in self.in_flight for owner in plan.owners.values()}
-        self.scheduler = self.probe = None
+        self.scheduler = self.probe = self._rows = None
         self.live.clear()
         self.in_flight.clear()
-        self._owners.clear()
         for live in requests:
             live.lane = None
         return requests, lost.intersection(requests)
@@ -110,6 +72,7 @@ class Lane:
     def add(self, live: Live) -> None:
         """Give the scheduler a request, with the output that it has. It is the lane's even if that raises."""
         live.lane = self
+        live.num_tokens_here = 0
         self.live[live.request.request_id] = live
         self._load = None
         self._schedulers().add_request(live.continued if live.token_ids else live.request)
@@ -120,6 +83,15 @@ class Lane:
         live.lane = None
         if self.probe is live:
             self.probe = None
+
+    @property
+    def may_try_suspect(self) -> bool:
+        """True if a death of this worker would tell on a suspect: it tries no other, and who came back has settled."""
+        return (
+            self.scheduler is not None
+            and self.probe is None
+            and all(live.is_settled or not live.is_recovered for live in self.live.values())
+        )
 
     def note_plugin_failure(self, now_s: float) -> None:
         """A scheduler that is a plug-in raised."""
@@ -159,18 +131,18 @@ class Lane:
     def next_plan(self) -> StepPlan | None:
         """Ask the scheduler for a plan, if another may be in flight; None: there is none to make.
 
-        Raises: InvariantBroken: the plan names rows that hold no request; whatever the scheduler raises.
+        Raises: InvariantBroken: no worker could carry the plan out; whatever the scheduler raises.
         """
         scheduler = self._schedulers()
         self._load = None
         if len(self.in_flight) >= scheduler.max_plans_in_flight or not scheduler.has_work():
             return None
         plan = scheduler.schedule(throttle_prefills=True) if self._pacer.throttles else scheduler.schedule()
-        if plan.is_empty:
+        if plan.is_empty or self._rows is None:
             return None
-        owners = self._owners_in(plan)
-        self.in_flight.append(PlanInFlight(plan.seq, plan.num_tokens, plan.decode_steps, owners))
-        self._pacer.note_plan(plan)
+        in_flight = self._rows.read(plan, self.live)
+        self.in_flight.append(in_flight)
+        self._pacer.note_plan(in_flight.num_prompts)
         return plan
 
     def take(self, result: StepResult) -> PlanInFlight:
@@ -182,31 +154,10 @@ class Lane:
             expected = self.in_flight[0].seq if self.in_flight else "none"
             raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
         plan = self.in_flight[0]
-        failed = {failure.row for failure in result.failures}
-        in_order = iter(plan.owners)
-        if not all(row in in_order for row in result.rows) or not failed <= plan.owners.keys():
-            strangers = sorted({*result.rows, *failed} - plan.owners.keys())
-            told = f"rows {strangers}, which its plan does not name" if strangers else "rows twice or out of order"
-            raise PlanOutOfOrder(f"result {result.seq} tells of {told}")
-        if result.counts and max(result.counts) > plan.decode_steps:
-            raise PlanOutOfOrder(f"result {result.seq} has {max(result.counts)} tokens for one row")
-        if result.token_ids and not 0 <= min(result.token_ids) <= max(result.token_ids) < self._vocab_size:
-            raise PlanOutOfOrder(f"result {result.seq} has a token outside [0, {self._vocab_size})")
+        check_result(plan, result, self._vocab_size)
         self._load = None
-        self._pacer.note_result(plan.num_tokens, len(plan.owners), result)
+        self._pacer.note_result(plan.num_decodes, plan.num_prompts, result)
         return self.in_flight.popleft()
-
-    def _owners_in(self, plan: StepPlan) -> dict[Row, Live]:
-        """Bring today's rows up to date, and return those that the plan computes."""
-        owners = self._owners
-        try:
-            for row in plan.released_rows:
-                del owners[row]
-            for admission in plan.admitted:
-                owners[admission.row] = self.live[admission.request_id]
-            return {chunk.row: owners[chunk.row] for chunk in plan.chunks}
-        except KeyError as error:
-            raise InvariantBroken(f"plan {plan.seq} names {error}, which holds or is no request in flight") from None
 
     def _schedulers(self) -> Scheduler:
         if self.scheduler is None:

@@ -18,16 +18,17 @@ from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.submission import Submission
 from control_plane.admission.validator import Validator
 from control_plane.config import Source, load_config
-from control_plane.engine.core import Delivery, EngineCore
+from control_plane.engine.core import EngineCore
+from control_plane.engine.outputs import Delivery
 from control_plane.engine.router import RoundRobin
 from control_plane.engine.scheduler_choice import choose_scheduler
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.text.model import TextModel
 from control_plane.workers.handle import WorkerHandle
-from plugins.errors import FieldViolation, InvalidConfig, InvalidRequest, ServingError
+from plugins.errors import FieldViolation, InvalidConfig, InvalidRequest, QueueFull, ServingError, TenantQuotaExceeded
 from plugins.metrics import NoMetrics
-from plugins.scheduler import Scheduler
+from plugins.scheduler import Scheduler, SchedulingPolicy
 from plugins.types import FinishReason, GenerationId, RequestId, SamplingParams, StepResult, TokenId, WorkerId
 
 T = TypeVar("T")
@@ -59,19 +60,22 @@ class LocalEngine:
         *,
         scheduler: SchedulerConfig | None = None,
         scheduler_cls: type[Scheduler] | str | None = None,
+        policy: type[SchedulingPolicy] | str | None = None,
         admission: AdmissionConfig | None = None,
         **worker: object,
     ) -> None:
         """Load the model; `worker` are keys of the worker's configuration, such as model="path" or threads=1.
 
-        `scheduler_cls` is a class of yours, or its name; it wins over the one that `scheduler` names.
+        `scheduler_cls` and `policy` are classes of yours, or their names; they win over those that `scheduler` names.
         Raises: InvalidConfig: a key is unknown (the nearest one is told) or its value is wrong, or the worker's
             packages are not installed.
         """
         config = scheduler or SchedulerConfig()
         if isinstance(scheduler_cls, str):
             config, scheduler_cls = replace(config, scheduler_cls=scheduler_cls), None
-        make_scheduler = choose_scheduler(config, scheduler_cls)
+        if isinstance(policy, str):
+            config, policy = replace(config, policy=policy), None
+        make_scheduler = choose_scheduler(config, scheduler_cls, policy=policy)
         admission_config = admission or AdmissionConfig()
         self._models = ServedModels()
         self._validator = Validator(self._models, admission_config, draw_seed=lambda: secrets.randbits(64))
@@ -83,6 +87,7 @@ class LocalEngine:
             reraises=True,
         )
         self._coming: Future[StepResult] | None = None  # the result that a step waits for
+        self._failure: Exception | None = None  # what ended the engine: a scheduler that raised, a broken worker
         self._worker = _build_worker(worker)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-engine", daemon=True)
@@ -142,18 +147,24 @@ class LocalEngine:
         """Wait for the oldest plan in flight, if there is one, plan ahead, and return what became of requests.
 
         An interrupted step loses nothing: the next one waits for the same result.
-        Raises: whatever the scheduler or the worker raises, as it was.
+        Raises: whatever the scheduler or the worker raises, as it was; from then on every step raises the same.
         """
         self._check_open()
+        if self._failure is not None:
+            raise self._failure
         if self._core.num_in_flight(WORKER) and self._coming is None:
             self._coming = asyncio.run_coroutine_threadsafe(_next(self._results), self._loop)
         results: tuple[tuple[WorkerId, StepResult], ...] = ()
         if self._coming is not None:
             results = ((WORKER, self._coming.result()),)
             self._coming = None
-        output = self._core.step(results, time.monotonic())
-        for _, error in output.lost:
-            raise error
+        try:
+            output = self._core.step(results, time.monotonic())
+            for _, error in output.lost:
+                raise error
+        except Exception as error:
+            self._failure = error
+            raise
         for _, plan in output.plans:
             self._loop.call_soon_threadsafe(self._worker.submit, plan)
         return output.deliveries
@@ -174,8 +185,9 @@ class LocalEngine:
         try:
             while waiting or len(ends) < len(token_ids):
                 # The queue is bounded: the rest of a long list goes in as it empties.
-                while waiting and self._core.num_waiting < self._core.max_waiting:
-                    token_ids[self.add_request("", waiting.popleft(), sampling)] = []
+                while waiting and (request_id := self._add_if_room(waiting[0], sampling)) is not None:
+                    waiting.popleft()
+                    token_ids[request_id] = []
                 for delivery in self.step():
                     if delivery.request_id in token_ids:
                         token_ids[delivery.request_id] += delivery.token_ids
@@ -186,6 +198,15 @@ class LocalEngine:
                 self.cancel(request_id)
             raise
         return [self._complete(ends[request_id], tuple(ids)) for request_id, ids in token_ids.items()]
+
+    def _add_if_room(self, prompt: str | Sequence[int], sampling: SamplingParams | None) -> RequestId | None:
+        """Start a request; None if the queue is full, and what is at hand will make room."""
+        try:
+            return self.add_request("", prompt, sampling)
+        except (QueueFull, TenantQuotaExceeded):
+            if not self._core.has_work():
+                raise
+            return None
 
     def close(self) -> None:
         """Let the worker go and stop its threads. Idempotent."""

@@ -5,7 +5,7 @@ Knows how long steps took; which prompts wait is the scheduler's decision, which
 
 from math import ceil
 
-from plugins.types import StepPlan, StepResult
+from plugins.types import StepResult
 
 SMOOTHING = 0.25  # weight of the latest step in the averages
 MAX_PAUSE = 32  # decode steps between two steps with prompts, at most: prompts always move
@@ -24,16 +24,16 @@ class PrefillPacer:
         self._decode_ms = 0.0  # and one with decodes alone
         self._num_decode_steps = 0  # planned since the last one with prompts
 
-    def note_plan(self, plan: StepPlan) -> None:
-        """A plan goes out."""
-        self._num_decode_steps = 0 if plan.num_tokens > len(plan.chunks) else self._num_decode_steps + 1
+    def note_plan(self, num_prompts: int) -> None:
+        """A plan with so many chunks of prompts goes out."""
+        self._num_decode_steps = 0 if num_prompts else self._num_decode_steps + 1
 
-    def note_result(self, num_tokens: int, num_rows: int, result: StepResult) -> None:
-        """A plan of so many tokens for so many rows was answered."""
+    def note_result(self, num_decodes: int, num_prompts: int, result: StepResult) -> None:
+        """A plan with so many chunks of one token, and of more, was answered. Prompts alone keep nobody waiting."""
         took_ms = result.compute_ns / 1e6
-        if num_tokens == num_rows:
+        if not num_prompts:
             self._decode_ms = _averaged(self._decode_ms, took_ms)
-        elif num_rows > 1:
+        elif num_decodes:
             self._mixed_ms = _averaged(self._mixed_ms, took_ms)
 
     @property

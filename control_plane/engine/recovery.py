@@ -4,15 +4,37 @@ Keeps them; where they go is decided in `control_plane/engine/core.py`.
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
-from control_plane.engine.lane import Live
+from control_plane.engine.live import Live
 from plugins.types import GenerationId
+
+ALONE_IN_DOUBT: Final = 1 + 1e-9  # the blame for one whole death, which chance may bring upon anybody once
 
 
 def _arrival(live: Live) -> int:
     return live.request.arrival
+
+
+def judge_death(lost: Collection[Live]) -> set[Live]:
+    """A worker died with these requests in its plans. Share the blame, and return those that are suspected.
+
+    Whoever had settled on the worker is above suspicion if somebody had not; if all had, anybody may have done it,
+    and nobody is blamed. The blame for a death is 1, shared by those who had not settled. So who was in doubt when a
+    worker died, and alone in doubt when the next one did, is the culprit; and workers that are killed from outside
+    cost nobody anything, however often, unless it hits the same trial twice.
+    """
+    unsettled = {live for live in lost if not live.is_settled}
+    for live in unsettled:
+        live.blame += 1 / len(unsettled)
+    return unsettled or set(lost)
+
+
+def is_culprit(live: Live) -> bool:
+    """True if a request has to answer for so much that no further worker is risked."""
+    return live.blame > ALONE_IN_DOUBT
 
 
 @dataclass(slots=True)
@@ -28,8 +50,7 @@ class Recovery:
     """Requests without a worker. Owned by the engine core.
 
     A request that was in a plan of a worker that died is suspected: perhaps it is what kills workers. Suspects are
-    tried one at a time on each worker; the first token clears one, and one that sees its second worker die is the
-    culprit. All others go back to work at once.
+    tried one at a time on each worker until it has settled there; all others go back to work at once.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ what the tokens mean nobody's here.
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field, replace
+from math import ceil
 from operator import attrgetter
 from typing import Final
 
@@ -35,6 +36,7 @@ from plugins.types import (
 )
 
 MAX_HALF_DONE: Final = 2  # prompts of which a part is computed: more would hold blocks and be done no sooner
+MAX_PREEMPTIONS: Final = 2  # of one sequence for want of blocks; then it waits until it can stay
 _PLACE = attrgetter("place")
 
 
@@ -89,12 +91,13 @@ class BatchingScheduler(Scheduler):
         self._max_step_tokens = min(config.max_step_tokens or worker.max_step_tokens, worker.max_step_tokens)
         self._max_chunk_tokens = config.max_chunk_tokens or self._max_step_tokens
         num_rows = min(config.max_sequences or worker.max_sequences, worker.max_sequences, self._max_step_tokens)
-        self._watermark = int(config.watermark_ratio * worker.num_blocks)
+        self._watermark = ceil(config.watermark_ratio * worker.num_blocks)
         self._free_rows = [Row(row) for row in reversed(range(num_rows))]
         self._released: list[Row] = []  # rows that the next plan tells the worker to forget
         self._sequences: dict[RequestId, Sequence] = {}
         self._waiting = WaitingQueue()
         self._siblings: dict[RequestId, list[Sequence]] = {}  # held back until the prompt of this one is computed
+        self._num_held_tokens = 0  # of their prompts
         self._running: list[Sequence] = []
         self._in_flight: deque[_PlanInFlight] = deque()
         self._is_full = False  # the last admissions stopped for want of a row or of blocks
@@ -117,6 +120,7 @@ class BatchingScheduler(Scheduler):
         leader = self._leader_of(sequence)
         if leader is not None and not leader.is_prompt_computed:
             self._siblings.setdefault(leader.request_id, []).append(sequence)
+            self._num_held_tokens += sequence.num_known
         else:
             self._waiting.add(sequence)
 
@@ -185,7 +189,7 @@ class BatchingScheduler(Scheduler):
         return SchedulerLoad(
             num_running=len(self._running),
             num_waiting=len(self._sequences) - len(self._running),
-            num_waiting_tokens=self._waiting.num_tokens + self._num_held_tokens(),
+            num_waiting_tokens=self._waiting.num_tokens + self._num_held_tokens,
             num_uncomputed_tokens=self._num_uncomputed,
             num_blocks=self.kv.num_blocks,
             num_free_blocks=self.kv.num_free,
@@ -288,10 +292,26 @@ class BatchingScheduler(Scheduler):
                 return
             if self._policy_admits and self._running and not self.policy.admit(sequence.request, self._requests()):
                 return
-            # A request may need the whole pool: the watermark is waived when nobody is there to grow.
-            if not self._start(sequence, draft, self._watermark if self._running else 0):
+            if not self._start(sequence, draft, self._spare_blocks(sequence)):
                 self._is_full = True
                 return
+
+    def _spare_blocks(self, sequence: Sequence) -> int:
+        """How many blocks the admission of a sequence must leave free.
+
+        A request may need the whole pool: nothing is spared when nobody is there to grow. One that lost its blocks
+        twice comes back when it and those before it fit to their ends, so that growth does not take them again.
+        """
+        if not self._running:
+            return 0
+        if sequence.num_preemptions < MAX_PREEMPTIONS:
+            return self._watermark
+        before = [each for each in self._running if each.place < sequence.place]
+        growing = sum(
+            self.kv.num_blocks_for(each.max_known - 1) - each.num_slots // self._block_size for each in before
+        )
+        own = self.kv.num_blocks_for(sequence.max_known - 1) - self.kv.num_blocks_for(sequence.num_known)
+        return max(self._watermark, growing + own)
 
     def _goes_ahead(self, waiting: Sequence, running: Sequence) -> bool:
         return waiting.place < running.place and self.policy.displaces(waiting.request, running.request)
@@ -384,6 +404,7 @@ class BatchingScheduler(Scheduler):
 
     def _preempt(self, sequence: Sequence) -> None:
         self._num_preemptions += 1
+        sequence.num_preemptions += 1
         self._leave(sequence, State.WAITING)
         self._waiting.add(sequence)
 
@@ -447,10 +468,8 @@ class BatchingScheduler(Scheduler):
         if held is None or sequence not in held:
             return False
         held.remove(sequence)
+        self._num_held_tokens -= sequence.num_known
         return True
-
-    def _num_held_tokens(self) -> int:
-        return sum(sequence.num_known for held in self._siblings.values() for sequence in held)
 
     def _free_siblings(self) -> None:
         for leader_id in tuple(self._siblings):
@@ -460,4 +479,5 @@ class BatchingScheduler(Scheduler):
 
     def _free_siblings_of(self, leader_id: RequestId) -> None:
         for sequence in self._siblings.pop(leader_id, ()):
+            self._num_held_tokens -= sequence.num_known
             self._waiting.add(sequence)

@@ -39,6 +39,7 @@ class Sequence:
         "num_named",
         "num_planned",
         "num_plans",
+        "num_preemptions",
         "num_prompt_tokens",
         "num_slots",
         "place",
@@ -68,6 +69,7 @@ class Sequence:
         self.num_planned = 0  # tokens that need no further plan since the last admission, cached ones included
         self.num_computed = 0  # those of them whose plans have answered
         self.num_plans = 0  # plans in flight that name this sequence
+        self.num_preemptions = 0
         self.num_slots = 0  # tokens that its blocks hold
         self.root = root  # the hash before the first block
         self.hashes = hashes  # of its full blocks as far as they were needed; the prompt's at least

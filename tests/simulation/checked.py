@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Any, Protocol
 
-from control_plane.engine.core import EngineCore, StepOutput
+from control_plane.engine.core import EngineCore
 from control_plane.engine.facts import Intake
 from control_plane.engine.lane import Lane
+from control_plane.engine.outputs import StepOutput
 from control_plane.scheduling.batching import BatchingScheduler
 from control_plane.scheduling.sequence import State
 from plugins.errors import PluginFailed, ServingError, WorkerLeaving, WorkerTaken

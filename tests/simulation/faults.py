@@ -27,6 +27,7 @@ class Point(enum.Enum):
     RESULT_FOREIGN_ROW = "result of a foreign row"
     RESULT_WRONG_SEQ = "result of another plan"
     RESULT_GARBAGE = "result with columns that do not add up"
+    RESULT_TOKEN_MISSING = "result without a row that samples"
     ROW_FAILS = "row fails"
     # workers and their addresses
     CRASH_BEFORE = "worker crashes before it computes"
@@ -85,6 +86,7 @@ _OFTEN_PASSED = frozenset(
         Point.RESULT_FOREIGN_ROW,
         Point.RESULT_WRONG_SEQ,
         Point.RESULT_GARBAGE,
+        Point.RESULT_TOKEN_MISSING,
         Point.ROW_FAILS,
         Point.CRASH_BEFORE,
         Point.CRASH_AFTER,
@@ -103,6 +105,7 @@ LETHAL = frozenset(
         Point.RESULT_FOREIGN_ROW,
         Point.RESULT_WRONG_SEQ,
         Point.RESULT_GARBAGE,
+        Point.RESULT_TOKEN_MISSING,
         Point.CRASH_BEFORE,
         Point.CRASH_AFTER,
         Point.CRASH_IDLE,

@@ -298,6 +298,7 @@ _ON_RESULT = (
     Point.RESULT_FOREIGN_ROW,
     Point.RESULT_WRONG_SEQ,
     Point.RESULT_GARBAGE,
+    Point.RESULT_TOKEN_MISSING,
 )
 
 
@@ -311,6 +312,14 @@ def _spoiled(point: Point, result: StepResult, max_sequences: int) -> StepResult
             rows=(*result.rows, Row(max_sequences)),
             counts=(*result.counts, 0),
             finishes=(*result.finishes, FinishReason.LENGTH),
+        )
+    if point is Point.RESULT_TOKEN_MISSING and result.rows and result.counts[-1] == 1:
+        return replace(
+            result,
+            rows=result.rows[:-1],
+            counts=result.counts[:-1],
+            token_ids=result.token_ids[:-1],
+            finishes=result.finishes[:-1],
         )
     return replace(result, counts=(*result.counts, 7))
 

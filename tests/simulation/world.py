@@ -37,6 +37,7 @@ from tests.simulation.tokenizer import bundle, text_model
 from tests.simulation.virtual_loop import VirtualLoop
 
 CALM_S = 60.0  # within so long after the last fault every request has ended
+MAX_KILLED = 4  # by one request that kills whoever computes it
 RECONNECT_S = 5.0  # within so long after the last fault a worker serves again
 WATCH_S = 0.4
 
@@ -185,11 +186,14 @@ class World:
         assert not waiting, f"{names} have not ended {CALM_S:g} s after the last fault"
 
     def _check_the_culprit(self, clients: list[Client]) -> None:
-        """Where one request alone kills workers, it kills two at most, and nobody else ends for it."""
+        """Where one request alone kills workers, nobody else ends for it, and it is found soon.
+
+        Two deaths are enough where nobody else is in doubt; newcomers beside it share the blame and cost a few more.
+        """
         deadly = [client for client in clients if client.story.is_deadly and client.arrival]
         if len(deadly) == 1 and not any(self.faults.fired[point] for point in LETHAL):
             num_killed = self.faults.fired[Point.QUERY_OF_DEATH]
-            assert num_killed <= 2, f"{deadly[0].request_id} killed {num_killed} workers"
+            assert num_killed <= MAX_KILLED, f"{deadly[0].request_id} killed {num_killed} workers"
             ended = [client.request_id for client in clients if isinstance(client.error, QueryOfDeath)]
             assert ended in ([], [deadly[0].request_id]), f"{ended} ended for {deadly[0].request_id}"
             self.count(f"culprit found after {num_killed} deaths")

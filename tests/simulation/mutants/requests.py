@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
-from control_plane.engine.core import Delivery, EngineCore
+from control_plane.engine.core import EngineCore
 from control_plane.engine.driver import EngineDriver
-from control_plane.engine.lane import Lane, Live
+from control_plane.engine.lane import Lane
+from control_plane.engine.live import Live
+from control_plane.engine.outputs import Delivery
 from control_plane.engine.recovery import Recovery
 from control_plane.engine.streams import OutputStream
 from control_plane.scheduling.sequence import Sequence
@@ -95,13 +97,12 @@ def _takes_stale(right: Method) -> Method:
 
 
 def _blames_everybody(right: Method) -> Method:
-    """Whoever was in a lost plan is taken for the one that was tried."""
+    """Whoever was in a lost plan is taken for the culprit."""
 
     def detach(self: Lane) -> tuple[list[Live], Collection[Live]]:
         requests, lost = right(self)
         for live in lost:
-            live.is_suspect = True
-        self.probe = next(iter(requests), None)
+            live.blame = 1.5
         return requests, lost
 
     return detach
@@ -111,9 +112,10 @@ def _tries_all_at_once(right: Method) -> Method:
     """A worker tries a suspect while it tries another."""
 
     def try_suspects(self: EngineCore) -> None:
-        for lane in self._lanes.values():
-            lane.probe = None
-        right(self)
+        for lane in tuple(self._lanes.values()):
+            while lane.scheduler is not None and (suspect := self._recovery.take_suspect(lane.generation)):
+                lane.probe = suspect
+                self._add(lane, suspect)
 
     return try_suspects
 

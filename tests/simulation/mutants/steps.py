@@ -3,7 +3,8 @@
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
-from control_plane.engine.lane import Lane, PlanInFlight
+from control_plane.engine.lane import Lane
+from control_plane.engine.row_book import PlanInFlight
 from control_plane.kv.allocator import Allocator
 from control_plane.kv.block_pool import BlockPool
 from control_plane.kv.hashing import BlockHash, BlockHasher, CacheScope
@@ -54,7 +55,8 @@ def _reads_todays_rows(right: Method) -> Method:
 
     def take(self: Lane, result: StepResult) -> PlanInFlight:
         plan: PlanInFlight = right(self, result)
-        return replace(plan, owners={row: self._owners.get(row, owner) for row, owner in plan.owners.items()})
+        held = self._rows._rows if self._rows is not None else {}
+        return replace(plan, owners={row: held[row].live if row in held else plan.owners[row] for row in plan.owners})
 
     return take
 
@@ -119,13 +121,13 @@ def _ignores_salts(right: Method) -> Method:
 
 
 def _names_unverified(right: Method) -> Method:
-    """A block has a name before its last token is computed."""
+    """The blocks of all known tokens have names before the last ones are computed."""
 
     def publish(self: BatchingScheduler, sequence: Sequence) -> None:
-        is_early = sequence.num_computed % self._block_size and len(sequence.token_ids) >= sequence.publish_at
-        sequence.num_computed += self._block_size * bool(is_early)
+        num_computed = sequence.num_computed
+        sequence.num_computed = max(num_computed, min(len(sequence.token_ids), sequence.num_slots))
         right(self, sequence)
-        sequence.num_computed -= self._block_size * bool(is_early)
+        sequence.num_computed = num_computed
 
     return publish
 

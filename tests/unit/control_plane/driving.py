@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from control_plane.admission.config import AdmissionConfig
-from control_plane.engine.core import Delivery, EngineCore
+from control_plane.engine.core import EngineCore
+from control_plane.engine.outputs import Delivery
 from control_plane.engine.router import RoundRobin, Router
 from control_plane.scheduling.batching import BatchingScheduler
 from control_plane.scheduling.config import SchedulerConfig

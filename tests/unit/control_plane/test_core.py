@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import pytest
 
 from control_plane.admission.config import AdmissionConfig
-from control_plane.engine.core import Delivery, EngineCore
+from control_plane.engine.core import EngineCore
 from control_plane.engine.facts import Intake, Link
+from control_plane.engine.outputs import Delivery
 from control_plane.engine.router import RoundRobin
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.run_ahead import RunAheadScheduler
@@ -264,6 +265,11 @@ def test_a_worker_whose_result_skips_a_plan_is_lost() -> None:
             StepResult(seq=1, rows=(Row(0),), counts=(1,), token_ids=(TokenId(1000),), finishes=(None,)),
             "has a token outside [0, 1000)",
         ),
+        (StepResult(seq=1), "has no token for row 0, whose chunk samples one"),
+        (
+            StepResult(seq=1, rows=(Row(0),), counts=(0,), finishes=(FinishReason.LENGTH,)),
+            "has no token for row 0, whose chunk samples one",
+        ),
     ],
 )
 def test_a_worker_whose_result_cannot_be_of_its_plan_is_lost_and_its_requests_are_not(
@@ -281,6 +287,18 @@ def test_a_worker_whose_result_cannot_be_of_its_plan_is_lost_and_its_requests_ar
     assert worker_id == W
     assert why in str(error)
     assert [token for each in deliveries for token in each.token_ids] == list(expected_output((3, 4), 2))
+
+
+def test_a_worker_that_samples_in_the_middle_of_a_prompt_is_lost() -> None:
+    core = make_core()
+    core.submit(request("a", prompt=range(3, 43), max_tokens=2), G, now_s=0.0)
+    step(core)
+
+    ((_, error),) = step(
+        core, [StepResult(seq=1, rows=(Row(0),), counts=(1,), token_ids=(TokenId(3),), finishes=(None,))]
+    ).lost
+
+    assert str(error) == "result 1 has a token for row 0, whose chunk samples none"
 
 
 def test_a_scheduler_that_plans_for_nobody_has_broken_an_invariant() -> None:

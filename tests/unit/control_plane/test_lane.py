@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from control_plane.engine.facts import Link
-from control_plane.engine.lane import Lane, Live
+from control_plane.engine.lane import Lane
+from control_plane.engine.live import Live
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from control_plane.scheduling.synchronous import SynchronousScheduler
@@ -89,13 +90,13 @@ def test_as_many_tokens_may_come_for_a_row_as_the_plan_repeats_its_decodes() -> 
             return StepPlan(seq=1, admitted=(admission,), chunks=(Chunk(Row(0), 1),), decode_steps=4)
 
     lane = make_lane(Repeating)
-    live = add(lane, "a")
+    live = add(lane, "a", prompt_token_ids=(3,))
     lane.next_plan()
     tokens = tuple(TokenId(number) for number in (3, 4, 5, 6))
 
     plan = lane.take(StepResult(seq=1, rows=(Row(0),), counts=(4,), token_ids=tokens, finishes=(None,)))
 
-    assert (plan.num_tokens, plan.decode_steps, plan.owners) == (4, 4, {Row(0): live})
+    assert (plan.decode_steps, plan.owners) == (4, {Row(0): live})
 
 
 def test_a_plan_that_releases_a_row_that_nobody_holds_is_a_broken_invariant() -> None:
@@ -106,7 +107,7 @@ def test_a_plan_that_releases_a_row_that_nobody_holds_is_a_broken_invariant() ->
     lane = make_lane(Releasing)
     add(lane, "a")
 
-    with pytest.raises(InvariantBroken, match="plan 1 names 3, which holds or is no request in flight"):
+    with pytest.raises(InvariantBroken, match="plan 1 releases row 3, which holds nothing"):
         lane.next_plan()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from control_plane.admission.config import AdmissionConfig
-from control_plane.engine.core import Delivery
 from control_plane.engine.local import LocalEngine
+from control_plane.engine.outputs import Delivery
 from control_plane.scheduling.config import SchedulerConfig
 from plugins.errors import DuplicateRequest, InvalidConfig, InvalidRequest, QueueFull
 from plugins.types import FinishReason, RequestId, SamplingParams

@@ -4,11 +4,8 @@ import pytest
 
 from control_plane.engine.pacing import PrefillPacer
 from control_plane.scheduling.config import SchedulerConfig
-from plugins.types import Chunk, Row, StepPlan, StepResult
+from plugins.types import StepResult
 from tests.unit.control_plane.driving import Cluster, asking
-
-DECODES = StepPlan(seq=1, chunks=(Chunk(Row(0), 1), Chunk(Row(1), 1)))
-MIXED = StepPlan(seq=1, chunks=(Chunk(Row(0), 1), Chunk(Row(1), 8)))
 
 
 def took(ms: float) -> StepResult:
@@ -19,9 +16,9 @@ def pacer_after(target_ms: float | None, decode_ms: float, mixed_ms: float) -> P
     """A pacer that has seen many steps of each kind, the last one with a prompt."""
     pacer = PrefillPacer(target_ms)
     for _ in range(60):
-        pacer.note_result(2, 2, took(decode_ms))
-        pacer.note_result(9, 2, took(mixed_ms))
-    pacer.note_plan(MIXED)
+        pacer.note_result(2, 0, took(decode_ms))
+        pacer.note_result(1, 1, took(mixed_ms))
+    pacer.note_plan(num_prompts=1)
     return pacer
 
 
@@ -29,7 +26,7 @@ def num_pauses(pacer: PrefillPacer) -> int:
     """How many steps of decodes alone it asks for before the next prompt."""
     count = 0
     while pacer.throttles:
-        pacer.note_plan(DECODES)
+        pacer.note_plan(num_prompts=0)
         count += 1
     return count
 
@@ -65,7 +62,7 @@ def test_a_step_with_a_prompt_begins_the_pause_anew() -> None:
     pacer = pacer_after(10.0, 5.0, 30.0)
     num_pauses(pacer)
 
-    pacer.note_plan(MIXED)
+    pacer.note_plan(num_prompts=1)
 
     assert num_pauses(pacer) == 4
 
@@ -74,16 +71,16 @@ def test_the_first_step_is_the_average_and_each_further_one_moves_it_by_a_quarte
     pacer = PrefillPacer(10.0)
     throttles = []
     for ms in (12.0, 4.0, 10.1):  # 12, then 10, then 10.025
-        pacer.note_result(9, 2, took(ms))
+        pacer.note_result(1, 1, took(ms))
         throttles.append(pacer.throttles)
 
     assert throttles == [True, False, True]
 
 
-def test_a_prompt_that_is_alone_in_its_step_slows_no_decode() -> None:
+def test_prompts_that_are_alone_in_their_step_slow_no_decode() -> None:
     pacer = PrefillPacer(10.0)
     for _ in range(60):
-        pacer.note_result(500, 1, took(1000.0))
+        pacer.note_result(0, 2, took(1000.0))
 
     assert not pacer.throttles
 
@@ -124,6 +121,6 @@ def _slow(cluster: Cluster, result: StepResult) -> StepResult:
 def test_the_first_step_of_a_kind_is_believed_at_once() -> None:
     pacer = PrefillPacer(10.0)
 
-    pacer.note_result(9, 2, took(40.0))
+    pacer.note_result(1, 1, took(40.0))
 
     assert pacer.throttles

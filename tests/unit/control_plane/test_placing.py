@@ -51,7 +51,7 @@ def test_with_every_worker_paused_requests_wait_and_with_every_one_draining_they
     assert cluster.step() == ()
     assert cluster.plans == []
     cluster.core.move_intake(Intake.DRAINING, [W])
-    with pytest.raises(NotServing, match="no worker that takes requests is connected"):
+    with pytest.raises(NotServing, match="no worker takes requests: 1 drain"):
         cluster.submit(asking("b"))
     cluster.finish_all()
     assert cluster.ends[A].finish is FinishReason.LENGTH

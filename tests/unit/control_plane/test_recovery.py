@@ -3,8 +3,8 @@
 import pytest
 
 from control_plane.engine.facts import Intake, Link
-from control_plane.engine.lane import Live
-from control_plane.engine.recovery import Recovery
+from control_plane.engine.live import Live
+from control_plane.engine.recovery import Recovery, is_culprit, judge_death
 from control_plane.scheduling.config import SchedulerConfig
 from plugins.errors import InvariantBroken, NotServing, WorkerLeaving, WorkerTaken
 from plugins.types import FinishReason, GenerationId, RequestId, WorkerId
@@ -130,12 +130,16 @@ def test_each_worker_tries_a_suspect_of_its_own() -> None:
 def test_the_suspect_whose_second_worker_dies_fails_alone() -> None:
     cluster = Cluster()
     cluster.attach("w1")
+    submit(cluster, "d", max_tokens=20)
+    cluster.step_all()
+    cluster.step_all()
+    cluster.step_all()
     submit(cluster, "ab")
-    cluster.step()
+    cluster.step_all()  # w1 has computed d, and begins with a and b
     cluster.kill("w1")
     cluster.attach("w2")
-    submit(cluster, "d")
-    cluster.step()  # d runs on w2, and a is tried there
+    cluster.step_all()
+    cluster.step_all()  # w2 has computed d, and tries a
     cluster.attach("w3")
 
     cluster.kill("w2")
@@ -145,10 +149,75 @@ def test_the_suspect_whose_second_worker_dies_fails_alone() -> None:
     assert str(cluster.ends[RequestId("a")].error) == (
         "two workers died while they computed request 'a'; it is not tried again"
     )
-    assert cluster.core.num_live(W3) == 2  # d is not suspected; b is tried
     cluster.finish_all()
     assert ends(cluster) == {"a": "QUERY_OF_DEATH", "d": "LENGTH", "b": "LENGTH"}
-    assert said_right(cluster, "bd")
+    assert said_right(cluster, "b")
+    assert said_right(cluster, "d", 20)
+
+
+def test_nobody_fails_for_a_death_in_which_a_newcomer_was_in_doubt_as_well() -> None:
+    cluster = Cluster()
+    cluster.attach("w1")
+    submit(cluster, "ac")
+    cluster.step()
+    cluster.kill("w1")
+    cluster.attach("w2")
+    submit(cluster, "b")
+    cluster.step()  # a is tried, and b begins beside it
+    cluster.kill("w2")
+    cluster.attach("w3")
+
+    cluster.finish_all()
+
+    assert ends(cluster) == dict.fromkeys("abc", "LENGTH")
+
+
+def test_a_worker_that_is_killed_among_settled_requests_costs_none_of_them_anything_however_often() -> None:
+    cluster = Cluster()
+    cluster.attach("w")
+    submit(cluster, "abcd", max_tokens=40)
+    for _ in range(8):
+        for _ in range(25):
+            cluster.step_all()  # all four are tried one by one, and go on
+        cluster.kill("w")
+        cluster.attach("w")
+    cluster.finish_all()
+
+    assert ends(cluster) == dict.fromkeys("abcd", "LENGTH")
+    assert said_right(cluster, "abcd", 40)
+
+
+def some_live(name: str, num_tokens_here: int) -> Live:
+    return Live(asking(name), GenerationId("g"), num_tokens_here=num_tokens_here)
+
+
+def test_one_token_settles_nobody_because_what_kills_may_be_the_first_decode() -> None:
+    begun, settled = some_live("a", 1), some_live("b", 2)
+
+    suspects = judge_death({begun, settled})
+
+    assert suspects == {begun}
+    assert (begun.blame, settled.blame) == (1.0, 0.0)
+
+
+def test_the_blame_is_shared_by_those_in_doubt_and_more_than_one_whole_death_makes_the_culprit() -> None:
+    killer, other = some_live("a", 0), some_live("b", 0)
+    first = judge_death({killer, other})
+    shares = (killer.blame, other.blame)
+    is_known = is_culprit(killer)
+
+    second = judge_death({killer})
+
+    assert (first, second) == ({killer, other}, {killer})
+    assert shares == (0.5, 0.5)
+    assert (is_known, is_culprit(killer), is_culprit(other)) == (False, True, False)
+
+
+def test_if_all_had_settled_all_are_suspected_and_nobody_is_blamed() -> None:
+    everybody = {some_live("a", 5), some_live("b", 9)}
+
+    assert judge_death(everybody) == everybody
+    assert {live.blame for live in everybody} == {0.0}
 
 
 def test_a_query_of_death_brings_down_two_workers_and_no_request_but_itself() -> None:

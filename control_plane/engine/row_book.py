@@ -1,0 +1,149 @@
+"""What a worker knows of its rows, as its plans told it: who holds each, and how many tokens it has computed.
+
+Checks plans before they go out and results when they come in; whose fault a wrong one is, is decided by who asks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from control_plane.engine.live import Live
+from plugins.errors import InvariantBroken, PlanOutOfOrder
+from plugins.types import Admission, BlockId, Chunk, RequestId, Row, StepPlan, StepResult, WorkerInfo
+
+
+@dataclass(slots=True)
+class _Held:
+    """One row and what its worker knows of the sequence in it."""
+
+    live: Live
+    num_known: int  # tokens, the sampled ones included
+    num_computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInFlight:
+    """Whose row is whose in one plan: its result is read through this, never through today's rows."""
+
+    seq: int
+    decode_steps: int
+    owners: dict[Row, Live]
+    sampling: frozenset[Row] | None  # rows whose chunk reaches the last known token; None: all of them
+    num_decodes: int  # chunks of one token
+
+    @property
+    def num_prompts(self) -> int:
+        """Chunks of more than one token."""
+        return len(self.owners) - self.num_decodes
+
+
+class RowBook:
+    """The rows of one worker. Owned by its lane; told every plan, in order, before it goes out."""
+
+    def __init__(self, worker: WorkerInfo) -> None:
+        self._worker = worker
+        self._last_seq = 0
+        self._rows: dict[Row, _Held] = {}
+
+    def read(self, plan: StepPlan, live: Mapping[RequestId, Live]) -> PlanInFlight:
+        """Bring the rows up to date, and return who is in the plan.
+
+        Raises: InvariantBroken: no worker could carry the plan out, or it says what is not true of a request.
+        """
+        if plan.seq != self._last_seq + 1:
+            raise InvariantBroken(f"plan {plan.seq} comes after plan {self._last_seq}")
+        self._last_seq = plan.seq
+        for row in plan.released_rows:
+            if self._rows.pop(row, None) is None:
+                raise InvariantBroken(f"plan {plan.seq} releases row {row}, which holds nothing")
+        for admission in plan.admitted:
+            self._admit(plan.seq, admission, live)
+        return self._compute(plan)
+
+    def _admit(self, seq: int, admission: Admission, live: Mapping[RequestId, Live]) -> None:
+        row, request_id = admission.row, admission.request_id
+        if not 0 <= row < self._worker.max_sequences or row in self._rows:
+            raise InvariantBroken(f"plan {seq} admits to row {row}, which is taken or not in the worker's table")
+        owner = live.get(request_id)
+        if owner is None:
+            raise InvariantBroken(f"plan {seq} admits {request_id!r}, which is no request of this worker")
+        prompt = owner.request.prompt_token_ids
+        tokens = admission.token_ids
+        if tokens != (*prompt, *owner.token_ids) or admission.num_prompt_tokens != len(prompt):
+            raise InvariantBroken(f"plan {seq} admits {request_id!r} with other tokens than its prompt and output")
+        if not 0 <= admission.num_cached_tokens < len(tokens):
+            raise InvariantBroken(f"plan {seq} admits {request_id!r} with {admission.num_cached_tokens} cached tokens")
+        self._check_blocks(seq, admission.block_ids)
+        self._rows[row] = _Held(owner, len(tokens), admission.num_cached_tokens)
+
+    def _compute(self, plan: StepPlan) -> PlanInFlight:
+        owners: dict[Row, Live] = {}
+        resting: list[Row] = []  # rows whose chunk ends within what is known
+        num_tokens = num_decodes = 0
+        for chunk in plan.chunks:
+            held = self._rows.get(chunk.row)
+            if held is None or chunk.num_tokens < 1:
+                raise InvariantBroken(f"plan {plan.seq} names {chunk.row}, which holds or is no request in flight")
+            owners[chunk.row] = held.live
+            num_tokens += chunk.num_tokens
+            if chunk.num_tokens == 1:
+                num_decodes += 1
+            if chunk.new_blocks:
+                self._check_blocks(plan.seq, chunk.new_blocks)
+            held.num_computed += chunk.num_tokens * plan.decode_steps
+            self._sample(plan, chunk, held, resting)
+        if len(owners) < len(plan.chunks):
+            raise InvariantBroken(f"plan {plan.seq} names a row twice")
+        if num_tokens > self._worker.max_step_tokens:
+            raise InvariantBroken(f"plan {plan.seq} has {num_tokens} tokens of {self._worker.max_step_tokens}")
+        sampling = frozenset(owners.keys() - set(resting)) if resting else None
+        return PlanInFlight(plan.seq, plan.decode_steps, owners, sampling, num_decodes)
+
+    def _sample(self, plan: StepPlan, chunk: Chunk, held: _Held, resting: list[Row]) -> None:
+        known = held.num_known + plan.decode_steps - 1  # each repetition computes what the one before it sampled
+        if held.num_computed == known:
+            held.num_known = known + 1
+        elif held.num_computed < held.num_known:
+            resting.append(chunk.row)
+        else:
+            raise InvariantBroken(
+                f"plan {plan.seq} computes {held.num_computed} tokens of row {chunk.row}, which has {held.num_known}"
+            )
+
+    def _check_blocks(self, seq: int, block_ids: tuple[BlockId, ...]) -> None:
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self._worker.num_blocks:
+            raise InvariantBroken(f"plan {seq} names blocks outside [0, {self._worker.num_blocks})")
+
+
+def check_result(plan: PlanInFlight, result: StepResult, vocab_size: int) -> None:
+    """Compare a result with its plan.
+
+    Raises: PlanOutOfOrder: it says what no result of this plan could, or does not say what it must.
+    """
+    failed = {failure.row for failure in result.failures}
+    in_order = iter(plan.owners)
+    if not all(row in in_order for row in result.rows) or not failed <= plan.owners.keys():
+        strangers = sorted({*result.rows, *failed} - plan.owners.keys())
+        told = f"rows {strangers}, which its plan does not name" if strangers else "rows twice or out of order"
+        raise PlanOutOfOrder(f"result {result.seq} tells of {told}")
+    if result.counts and max(result.counts) > plan.decode_steps:
+        raise PlanOutOfOrder(f"result {result.seq} has {max(result.counts)} tokens for one row")
+    if result.token_ids and not 0 <= min(result.token_ids) <= max(result.token_ids) < vocab_size:
+        raise PlanOutOfOrder(f"result {result.seq} has a token outside [0, {vocab_size})")
+    is_steady = plan.sampling is None and len(result.token_ids) == len(plan.owners) == len(result.rows)
+    if not is_steady or min(result.counts, default=1) < 1:
+        _check_samples(plan, result, failed)
+
+
+def _check_samples(plan: PlanInFlight, result: StepResult, failed: set[Row]) -> None:
+    """Each row of a request that goes on has a token or a failure if its chunk samples, and nothing if not."""
+    counts = dict(zip(result.rows, result.counts, strict=True))
+    ended = {row for row, finish in zip(result.rows, result.finishes, strict=True) if finish is not None}
+    for row, owner in plan.owners.items():
+        if owner.lane is None or row in failed:
+            continue
+        samples = plan.sampling is None or row in plan.sampling
+        count = counts.get(row, 0)
+        if samples and not count:
+            raise PlanOutOfOrder(f"result {result.seq} has no token for row {row}, whose chunk samples one")
+        if not samples and (count or row in ended):
+            raise PlanOutOfOrder(f"result {result.seq} has a token for row {row}, whose chunk samples none")
