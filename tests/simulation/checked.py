@@ -20,10 +20,7 @@ from plugins.types import Admission, FinishReason, RequestId, Row, StepPlan, Ste
 from tests.simulation.clients import Client, Moment
 from tests.simulation.faults import FaultPlan, Point
 
-# Of one request, first come first served, while it stays on its worker. Where all blocks together hold hardly more than
-# one request, each of the others that run may take them once.
-MAX_PREEMPTIONS = 3
-MAX_PREEMPTIONS_IF_TIGHT = 8
+MAX_PREEMPTIONS = 3  # of one request, first come first served, while it stays on its worker
 
 
 _ARRIVAL = attrgetter("arrival")
@@ -218,8 +215,6 @@ class PlanWatcher:
     def __init__(self, world: Watched, is_first_come: bool) -> None:
         self._world = world
         self._is_first_come = is_first_come
-        is_tight = world.faults.is_active(Point.POOL_TIGHT)
-        self._max_preemptions = MAX_PREEMPTIONS_IF_TIGHT if is_tight else MAX_PREEMPTIONS
         self._on_row: dict[tuple[WorkerId, Row], Client] = {}
         self._in_flight: dict[WorkerId, dict[int, list[Client]]] = {}  # by seq: plans that workers have seen
 
@@ -250,7 +245,7 @@ class PlanWatcher:
                 client.num_preemptions += 1
                 if self._is_first_come:
                     assert client is not oldest, f"{client.request_id} came first, and is preempted"
-                    assert client.num_preemptions <= self._max_preemptions, f"{client.request_id} is preempted again"
+                    assert client.num_preemptions <= MAX_PREEMPTIONS, f"{client.request_id} is preempted again"
         for admission in plan.admitted:
             client = self._world.live.get(admission.request_id)
             if client is None:
