@@ -42,8 +42,10 @@ PREFIX_TOKENS = Metric(
 PREFIX_HITS = Metric(
     "counter", "dihedral_prefix_cache_hit_tokens_total", "Prompt tokens that the prefix cache had, so nobody computed."
 )
-KV_BLOCK_SIZE = Metric("gauge", "dihedral_kv_cache_block_size_tokens", "Tokens per KV block.")
-PREEMPTIONS = Metric("counter", "dihedral_preemptions_total", "Sequences that lost their blocks to an older one.")
+KV_BLOCK_SIZE = Metric("gauge", "dihedral_kv_cache_block_size_tokens", "Tokens per KV block.", ("worker",))
+PREEMPTIONS = Metric(
+    "counter", "dihedral_preemptions_total", "Sequences that lost their blocks to another, and are computed again."
+)
 PROMPT_TOKENS = Metric("counter", "dihedral_prompt_tokens_total", "Prompt tokens of admitted requests.")
 OUTPUT_TOKENS = Metric("counter", "dihedral_output_tokens_total", "Tokens that workers sampled for requests at hand.")
 TTFT = Metric(

@@ -43,13 +43,14 @@ class Gauges:
     def add(self, worker_id: WorkerId, worker: WorkerInfo) -> None:
         """A worker was attached, with a scheduler that has counted nothing yet."""
         self._told.pop(worker_id, None)
-        self._metrics.set(KV_BLOCK_SIZE, worker.block_size)
+        self._metrics.set(KV_BLOCK_SIZE, worker.block_size, worker_id)
         self.is_stale = True
 
     def remove(self, worker_id: WorkerId) -> None:
         """A worker is known no longer, and neither is its link."""
         self._told.pop(worker_id, None)
         self._metrics.remove(WORKER_LINK, worker_id)
+        self._metrics.remove(KV_BLOCK_SIZE, worker_id)
         self.is_stale = True
 
     def report(self, core: EngineCore) -> None:

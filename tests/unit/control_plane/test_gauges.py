@@ -140,7 +140,7 @@ def test_a_removed_worker_is_told_of_no_longer_and_without_any_the_cache_is_unus
     cluster.attach("w")
     gauges.add(W, worker_info(block_size=4))
     gauges.report(cluster.core)
-    up = told.of(WORKER_LINK, "w")
+    up, block_size = told.of(WORKER_LINK, "w"), told.of(KV_BLOCK_SIZE, "w")
     cluster.kill("w")
     cluster.core.remove(W)
 
@@ -151,4 +151,4 @@ def test_a_removed_worker_is_told_of_no_longer_and_without_any_the_cache_is_unus
     assert (is_stale, gauges.is_stale) == (True, False)
     assert (up, told.of(WORKER_LINK, "w")) == (1, None)
     assert (told.of(KV_USAGE), told.of(KV_BLOCKS)) == (0, 0)
-    assert told.of(KV_BLOCK_SIZE) == 4
+    assert (block_size, told.of(KV_BLOCK_SIZE, "w")) == (4, None)
