@@ -59,11 +59,15 @@ async def run_control_plane(
     )
     driver = EngineDriver(core, metrics, time.monotonic, admission, workers.step_timeout_s)
     models = ServedModels(lambda worker_id: driver.facts(worker_id).intake)
+
+    def note_absence(why: str) -> None:
+        models.absence = why
+
     generations = Generations()
     health = HealthServicer()
     fleet = WorkerFleet(
         workers,
-        discovery_of(workers.address, workers.refresh_s),
+        discovery_of(workers.address, workers.refresh_s, note_absence),
         lambda address: GrpcWorkerHandle(address, owner_id, workers.max_message_mib * MIB, workers.connect_timeout_s),
         driver,
         models,

@@ -17,6 +17,7 @@
     |   `-- RecoveryTimedOut    UNAVAILABLE           no worker of its generation came in time
     |-- QueryOfDeath            INTERNAL              two workers died of this request
     |-- WorkerTaken             ABORTED               another control plane of the same name has the worker now
+    |-- EngineClosed            FAILED_PRECONDITION   also a RuntimeError; a LocalEngine is used after its end
     |-- DeadlineExceeded        DEADLINE_EXCEEDED
     |-- RequestCancelled        CANCELLED
     |-- IllegalMove             FAILED_PRECONDITION   a state cannot be reached from where it is
@@ -106,7 +107,8 @@ class QueueFull(ServingError):
 
     def __init__(self, num_waiting: int, max_waiting: int, retry_after_s: float, unit: str = "requests") -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(f"{num_waiting} {unit} are waiting; at most {max_waiting} may; retry in {retry_after_s:g} s")
+        what = f"{num_waiting} {unit} are" if num_waiting != 1 else f"1 {unit.removesuffix('s')} is"
+        super().__init__(f"{what} waiting; at most {max_waiting} may; retry in {retry_after_s:g} s")
 
 
 class TenantQuotaExceeded(ServingError):
@@ -114,8 +116,9 @@ class TenantQuotaExceeded(ServingError):
 
     def __init__(self, tenant: str, num_requests: int, max_requests: int, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
+        requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
         super().__init__(
-            f"tenant {tenant!r} has {num_requests} requests at hand; at most {max_requests} may be "
+            f"tenant {tenant!r} has {requests} at hand; at most {max_requests} may be "
             f"(admission.max_tenant_requests); retry in {retry_after_s:g} s"
         )
 
@@ -168,7 +171,7 @@ class WorkerAbsent(WorkerLost):
 
     def __init__(self, why: str) -> None:
         self.retry_after_s = 1.0
-        ServingError.__init__(self, f"no worker is ready: {why}")
+        ServingError.__init__(self, why)
 
 
 class WorkerLeaving(WorkerLost):
@@ -206,6 +209,13 @@ class WorkerTaken(ServingError):
             f"another control plane that calls itself {owner_id!r} took the worker over; stop one of them, or give "
             "each a workers.owner_id and a worker of its own"
         )
+
+
+class EngineClosed(ServingError, RuntimeError):
+    code, reason = Code.FAILED_PRECONDITION, "ENGINE_CLOSED"
+
+    def __init__(self) -> None:
+        super().__init__("the engine is closed; make another one")
 
 
 class DeadlineExceeded(ServingError):

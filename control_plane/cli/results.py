@@ -63,8 +63,8 @@ class GenerationStatus:
 
     generation: str
     state: str  # newest; draining: new requests go to the newest one of its model, or all its workers leave
-    differs: str  # from the newest one
-    num_workers: int
+    differs: str  # from the newest one: its own value -> the newest one's
+    live_workers: str  # such as 1 of 2
     num_blocks: int  # of all of them
     model: str
     dtype: str

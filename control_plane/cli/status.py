@@ -96,7 +96,7 @@ def _generation(members: Sequence[admin_pb2.Worker]) -> GenerationStatus:
         generation=_short(worker),
         state="newest" if takes_new else "draining",
         differs=", ".join(worker.generation_difference),
-        num_workers=len(members),
+        live_workers=f"{sum(each.link == admin_pb2.LINK_LIVE for each in members)} of {len(members)}",
         num_blocks=sum(each.num_blocks for each in members),
         model=worker.model.name,
         dtype=worker.model.dtype,

@@ -17,6 +17,7 @@ from plugins.errors import InvalidConfig
 logger = logging.getLogger(__name__)
 
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]  # a name and a port to `host:port` of each address
+OnFailure = Callable[[str], object]
 Sleep = Callable[[float], Awaitable[object]]
 
 _FORMS: Final = "give host:port, several with commas between, dns:name:port, or file:path"
@@ -103,15 +104,18 @@ def _is_ipv6(host: str) -> bool:
         return False
 
 
-def discovery_of(text: str, refresh_s: float) -> Discovery:
-    """Return what watches the workers of `workers.address`. Raises: InvalidConfig."""
+def discovery_of(text: str, refresh_s: float, on_failure: OnFailure = lambda why: None) -> Discovery:
+    """Return what watches the workers of `workers.address`. `on_failure` is told why a lookup failed.
+
+    Raises: InvalidConfig: the address is of no known form.
+    """
     match parse_address(text):
         case StaticPlaces(addresses):
             return StaticAddresses(addresses)
         case DnsName(name, port):
-            return DnsAddresses(name, port, refresh_s)
+            return DnsAddresses(name, port, refresh_s, on_failure=on_failure)
         case AddressFile(path):
-            return FileAddresses(path, refresh_s)
+            return FileAddresses(path, refresh_s, on_failure=on_failure)
 
 
 class StaticAddresses:
@@ -134,12 +138,18 @@ class DnsAddresses:
     """Every address of a name, such as that of a headless service: each is another worker."""
 
     def __init__(
-        self, name: str, port: int, refresh_s: float, resolve: Resolve = resolve, sleep: Sleep = asyncio.sleep
+        self,
+        name: str,
+        port: int,
+        refresh_s: float,
+        resolve: Resolve = resolve,
+        sleep: Sleep = asyncio.sleep,
+        on_failure: OnFailure = lambda why: None,
     ) -> None:
         self._name = name
         self._port = port
         self._resolve = resolve
-        self._polling = _Polling(f"dns:{name}:{port}", self._look, refresh_s, sleep)
+        self._polling = _Polling(f"dns:{name}:{port}", self._look, refresh_s, sleep, on_failure)
 
     def watch(self) -> AsyncIterator[frozenset[str]]:
         return self._polling.watch()
@@ -152,11 +162,16 @@ class FileAddresses:
     """One `host:port` a line; empty lines and those that start with # say nothing. The file is read whole each time."""
 
     def __init__(
-        self, path: Path, refresh_s: float, read: Callable[[Path], str] = Path.read_text, sleep: Sleep = asyncio.sleep
+        self,
+        path: Path,
+        refresh_s: float,
+        read: Callable[[Path], str] = Path.read_text,
+        sleep: Sleep = asyncio.sleep,
+        on_failure: OnFailure = lambda why: None,
     ) -> None:
         self._path = path
         self._read = read
-        self._polling = _Polling(f"file:{path}", self._look, refresh_s, sleep)
+        self._polling = _Polling(f"file:{path}", self._look, refresh_s, sleep, on_failure)
 
     def watch(self) -> AsyncIterator[frozenset[str]]:
         return self._polling.watch()
@@ -169,11 +184,19 @@ class FileAddresses:
 class _Polling:
     """Looks again and again, tells what is new, and logs each failure once until it looks different."""
 
-    def __init__(self, place: str, look: Callable[[], Awaitable[frozenset[str]]], every_s: float, sleep: Sleep) -> None:
+    def __init__(
+        self,
+        place: str,
+        look: Callable[[], Awaitable[frozenset[str]]],
+        every_s: float,
+        sleep: Sleep,
+        on_failure: OnFailure,
+    ) -> None:
         self._place = place
         self._look = look
         self._every_s = every_s
         self._sleep = sleep
+        self._on_failure = on_failure
 
     async def watch(self) -> AsyncIterator[frozenset[str]]:
         told: frozenset[str] | None = None
@@ -189,6 +212,7 @@ class _Polling:
                 if str(error) != failure:
                     failure = str(error)
                     logger.warning("worker_lookup_failed", extra={"place": self._place, "why": failure})
+                    self._on_failure(f"{self._place} cannot be looked up: {failure}")
             await self._sleep(self._every_s)
 
     async def _look_twice(self) -> frozenset[str]:

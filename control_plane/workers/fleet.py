@@ -176,7 +176,7 @@ class WorkerFleet:
         newest = serving.get(name) or self._generations.newest(name)
         if newest is None or view.generation is None or newest == view.generation:
             return view
-        return replace(view, is_newest=False, differences=self._generations.differences(newest, view.generation))
+        return replace(view, is_newest=False, differences=self._generations.differences(view.generation, newest))
 
     # -- tasks --------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from tests.end_to_end.clients import Client, ask, connected, load, questions
 from tests.end_to_end.processes import run
 
 
-async def generations(address: str) -> dict[str, tuple[int, str]]:
-    """Ask `dihedral status` for each state of a generation: how many workers are in one, and how they differ."""
+async def generations(address: str) -> dict[str, tuple[str, str]]:
+    """Ask `dihedral status` for each state of a generation: how many workers of one are live, and how they differ."""
     _, out, _ = await run("status", "--json", "--address", address)
-    return {each["state"]: (each["num_workers"], each["differs"]) for each in json.loads(out)["generations"]}
+    return {each["state"]: (each["live_workers"], each["differs"]) for each in json.loads(out)["generations"]}
 
 
 async def until_idle(client: Client, address: str) -> None:
@@ -47,7 +47,7 @@ async def test_a_rolling_restart_costs_no_stream_and_no_token() -> None:
 
     assert len(reasons) == 2
     assert all("it was asked to stop" in reason for reason in reasons)
-    assert seen == {"newest": (2, "")}
+    assert seen == {"newest": ("2 of 2", "")}
 
 
 async def test_an_upgrade_lets_old_requests_end_and_gives_new_ones_to_the_new_generation() -> None:
@@ -71,8 +71,8 @@ async def test_an_upgrade_lets_old_requests_end_and_gives_new_ones_to_the_new_ge
         done = await generations(address)
 
     assert opened["differences"] == ["max_sequences: 64 -> 48"]
-    assert midway == {"newest": (1, ""), "draining": (1, "max_sequences: 48 -> 64")}
-    assert done == {"newest": (2, "")}
+    assert midway == {"newest": ("1 of 1", ""), "draining": ("1 of 1", "max_sequences: 64 -> 48")}
+    assert done == {"newest": ("2 of 2", "")}
 
 
 async def test_a_control_plane_that_is_asked_to_stop_ends_its_streams_in_order_and_refuses_others() -> None:

@@ -183,6 +183,17 @@ async def test_an_answer_without_addresses_is_believed_when_it_comes_twice_in_a_
     assert len(names.asked) == 10
 
 
+async def test_whoever_asks_is_told_why_there_is_no_address(tmp_path: Path) -> None:
+    path, told = tmp_path / "workers", list[str]()
+
+    async def change(seconds: float) -> None:
+        path.write_text("10.0.0.1:5\n")
+
+    await take(FileAddresses(path, 2.0, sleep=change, on_failure=told.append).watch(), 1)
+
+    assert told == [f"file:{path} cannot be looked up: [Errno 2] No such file or directory: '{path}'"]
+
+
 async def test_the_configured_address_decides_what_is_watched(tmp_path: Path) -> None:
     (tmp_path / "workers").write_text("10.0.0.1:5")
 

@@ -135,7 +135,7 @@ async def test_a_worker_that_differs_opens_a_generation_and_takes_the_new_reques
             old, new, third = cell.fleet.views()
             assert cell.models.get("m").worker == NEW
             assert (new.is_newest, new.differences) == (True, ())
-            assert (old.is_newest, old.differences) == (False, ("weights_version: bb -> aa",))
+            assert (old.is_newest, old.differences) == (False, ("weights_version: aa -> bb",))
             assert third.generation == old.generation
 
     opened = [vars(record) for record in caplog.records if record.msg == "generation_opened"]

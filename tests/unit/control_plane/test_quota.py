@@ -55,7 +55,7 @@ def test_who_gave_no_tenant_is_a_tenant_too() -> None:
     quota = Quota(AdmissionConfig(max_tenant_requests=1))
     quota.enter(asking("a"))
 
-    with pytest.raises(TenantQuotaExceeded, match="tenant '' has 1 requests at hand"):
+    with pytest.raises(TenantQuotaExceeded, match="tenant '' has 1 request at hand"):
         quota.check(asking("b"))
 
 

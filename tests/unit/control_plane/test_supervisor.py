@@ -125,7 +125,7 @@ async def test_between_two_workers_no_model_is_served_and_it_is_told_why() -> No
         first.crash(WorkerLost("it was killed"))
         await asyncio.sleep(0.001)
 
-        with pytest.raises(NotServing, match="no model is served now: no worker is ready: nothing answers"):
+        with pytest.raises(NotServing, match="no model is served now: nothing answers"):
             world.models.get("m")
         assert world.driver.facts(HERE).link is Link.LOST
         assert world.supervisor.view.info == first.worker.info
@@ -159,7 +159,7 @@ async def test_each_reason_is_logged_once_however_often_it_is_met(caplog: pytest
     assert said == [
         ("INFO", "control plane 'another' owns this w"),
         ("INFO", "control plane 'a third' owns this w"),
-        ("INFO", "no worker is ready: nothing answers"),
+        ("INFO", "nothing answers"),
     ]
     assert "nothing answers" in world.supervisor.view.detail
 

@@ -48,6 +48,17 @@ def test_status_shows_the_server_and_a_line_for_each_worker(
     ]
 
 
+def test_status_tells_how_many_workers_of_a_generation_are_live(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.admin.workers.append(described(TWO))
+    server.admin.workers[1].link = admin_pb2.LINK_LOST
+
+    lines = shown(server, capsys, "status")
+
+    assert ["live", "workers", "1", "of", "2"] in lines
+
+
 def test_status_marks_an_old_generation_as_draining_and_tells_the_difference(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,9 +119,9 @@ def test_status_json_has_numbers_and_full_names(server: ScriptedServer, capsys: 
     assert (worker["prefix_tokens"], worker["prefix_hits"], worker["hit_rate"]) == (400, 100, "25%")
     assert (worker["generation"], worker["generation_id"]) == ("0a1b2c3d", "tiny-0a1b2c3d")
     (generation,) = status["generations"]
-    assert (generation["state"], generation["num_workers"], generation["plugins"]) == (
+    assert (generation["state"], generation["live_workers"], generation["plugins"]) == (
         "newest",
-        1,
+        "1 of 1",
         "dihedral.schedulers:mine 1.0",
     )
 
