@@ -26,7 +26,15 @@ from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.text.model import TextModel
 from control_plane.workers.handle import WorkerHandle
-from plugins.errors import FieldViolation, InvalidConfig, InvalidRequest, QueueFull, ServingError, TenantQuotaExceeded
+from plugins.errors import (
+    EngineClosed,
+    FieldViolation,
+    InvalidConfig,
+    InvalidRequest,
+    QueueFull,
+    ServingError,
+    TenantQuotaExceeded,
+)
 from plugins.metrics import NoMetrics
 from plugins.scheduler import Scheduler, SchedulingPolicy
 from plugins.types import FinishReason, GenerationId, RequestId, SamplingParams, StepResult, TokenId, WorkerId
@@ -219,7 +227,7 @@ class LocalEngine:
 
     def _check_open(self) -> None:
         if self._loop.is_closed():
-            raise RuntimeError("the engine is closed; make another one")
+            raise EngineClosed
 
     def _complete(self, end: Delivery, token_ids: tuple[TokenId, ...]) -> Completion:
         finish = end.finish or FinishReason.FAILED

@@ -81,9 +81,10 @@ def test_what_a_scheduler_raises_reaches_the_caller_as_it_was(scheduler_cls: Any
     assert type(caught.value) is Exception
 
 
-def test_what_a_policy_raises_reaches_the_caller_as_it_was() -> None:
+@pytest.mark.parametrize("policy", [BrokenPolicy, f"{HERE}:BrokenPolicy"], ids=["class object", "name"])
+def test_what_a_policy_raises_reaches_the_caller_as_it_was(policy: Any) -> None:
     with (
-        local_engine(scheduler=SchedulerConfig(policy=f"{HERE}:BrokenPolicy")) as engine,
+        local_engine(policy=policy) as engine,
         pytest.raises(LookupError, match="^no such tenant$"),
     ):
         engine.add_request("0", "foo", SamplingParams(max_tokens=1))
@@ -98,9 +99,19 @@ def test_what_a_policy_raises_reaches_the_caller_as_it_was() -> None:
         {"scheduler": SchedulerConfig(scheduler_cls=f"{HERE}:Patient")},
         {"scheduler": SchedulerConfig(async_scheduling=False)},
         {"scheduler": SchedulerConfig(policy=f"{HERE}:LastComePolicy")},
-        {"scheduler": SchedulerConfig(policy="fair_share")},
+        {"policy": LastComePolicy},
+        {"policy": "fair_share"},
     ],
-    ids=["class object", "pkg.mod:Class", "pkg.mod.Class", "configured", "synchronous", "policy", "fair share"],
+    ids=[
+        "class object",
+        "pkg.mod:Class",
+        "pkg.mod.Class",
+        "configured",
+        "synchronous",
+        "policy",
+        "policy object",
+        "fair share",
+    ],
 )
 def test_every_scheduler_gives_the_tokens_of_the_built_in_one(keys: dict[str, Any]) -> None:
     prompts = [[1, 2, 3], [4, 5], [1, 2, 3, 6]]

@@ -11,7 +11,7 @@ from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.local import LocalEngine
 from control_plane.engine.outputs import Delivery
 from control_plane.scheduling.config import SchedulerConfig
-from plugins.errors import DuplicateRequest, InvalidConfig, InvalidRequest, QueueFull
+from plugins.errors import DuplicateRequest, EngineClosed, InvalidConfig, InvalidRequest, QueueFull
 from plugins.types import FinishReason, RequestId, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -139,9 +139,9 @@ def test_closing_twice_is_closing_once_and_a_closed_engine_says_so() -> None:
     engine.close()
     engine.close()
 
-    with pytest.raises(RuntimeError, match="the engine is closed"):
+    with pytest.raises(EngineClosed, match="the engine is closed; make another one"):
         engine.add_request("a", "foo", GREEDY)
-    with pytest.raises(RuntimeError, match="the engine is closed"):
+    with pytest.raises(EngineClosed, match="the engine is closed; make another one"):
         engine.step()
 
 
