@@ -1,14 +1,15 @@
 """`dihedral plugins`: what is plugged into this installation, and whether a class keeps the promises of its hook."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points, version
+from itertools import groupby
 from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 
-from control_plane.cli.render import render
+from control_plane.cli.render import JSON_ONLY, render, table
 from control_plane.engine.scheduler_choice import (
     BUILTIN_POLICIES,
     BUILTIN_SCHEDULERS,
@@ -37,7 +38,7 @@ JSON = Parameter(name="--json", group=Group("General"), help="print JSON", show_
 class Plugin:
     """One entry point, or a built-in class of a hook."""
 
-    group: str
+    group: str = field(metadata=JSON_ONLY)  # the title of its table
     name: str  # empty: its place is its name
     place: str  # pkg.mod:Class
     distribution: str  # and its version
@@ -71,7 +72,11 @@ def add_plugin_commands(app: App) -> None:
     @commands.default
     def plugins_command(*, use_json: Annotated[bool, JSON] = False) -> int:
         """Show what is plugged in, or check a class of yours."""
-        render(list_plugins(), use_json, Console())
+        found = list_plugins()
+        if use_json:
+            render(found, True, Console())
+        else:
+            show_groups(found, Console())
         return 0
 
     @commands.command(name="check")
@@ -97,6 +102,12 @@ def list_plugins() -> PluginList:
     plugins += [Plugin(POLICY_GROUP, name, place, ours) for name, place in BUILTIN_POLICIES.items()]
     plugins += [Plugin(SCHEDULER_GROUP, "", place, ours) for place in BUILTIN_SCHEDULERS]
     return PluginList(tuple(sorted(plugins, key=lambda each: (each.group, each.name, each.place))))
+
+
+def show_groups(found: PluginList, console: Console) -> None:
+    """Print a table for each group."""
+    for group, plugins in groupby(found.plugins, key=lambda each: each.group):
+        console.print(table(group, tuple(plugins), console), highlight=False)
 
 
 def check_plugin(name: str) -> PluginReport:

@@ -78,6 +78,8 @@ def _shown(row: Any) -> list[dataclasses.Field[Any]]:
 
 
 def _title(name: str) -> str:
+    if "." in name:
+        return name  # no field, such as a group of entry points
     return name.removeprefix("num_").replace("_", " ")
 
 

@@ -43,6 +43,19 @@ def test_what_is_built_in_is_listed_beside_what_is_plugged_in(capsys: pytest.Cap
     ]
 
 
+def test_plug_ins_are_shown_by_group_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plugins"])
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    start = lines.index(["dihedral.scheduling_policies"])
+    assert lines[start + 1 : start + 5] == [
+        ["name", "place", "distribution"],
+        ["fair_share", "control_plane.scheduling.fair_share:FairSharePolicy", "dihedral", "0.1.0"],
+        ["fcfs", "control_plane.scheduling.first_come:FirstComePolicy", "dihedral", "0.1.0"],
+        ["priority", "control_plane.scheduling.priority:PriorityPolicy", "dihedral", "0.1.0"],
+    ]
+
+
 @pytest.mark.parametrize("name", ["fcfs", "priority", "fair_share"])
 def test_a_built_in_policy_is_checked_by_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "check", name, "--json"]) == 0
