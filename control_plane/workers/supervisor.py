@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 # What a worker's absence, restart, other owner or failing plug-in looks like; anything else is a bug and stops the
 # process. PluginFailed: the worker's scheduler raised, and connecting again gives it a new one.
 _GONE: Final = (WorkerLost, WorkerOwned, WorkerTaken, WrongProtocol, PlanOutOfOrder, PluginFailed, ModelFileBroken)
+_REMEDY: Final = "restart the control plane, or take its address out of workers.address and put it back"
 _FIRST_BACKOFF_S: Final = 0.05
 _MAX_BACKOFF_S: Final = 1.0
 
@@ -132,6 +133,7 @@ class WorkerSupervisor:
             if is_taken:
                 self._driver.give_up(self._worker_id)
             if self._driver.facts(self._worker_id).link is Link.FAILED:
+                self._see(detail=f"{self._view.detail}; given up: {_REMEDY}")
                 logger.error("worker_given_up", extra={"worker_id": self._worker_id, "why": self._view.detail})
                 await asyncio.Event().wait()
 

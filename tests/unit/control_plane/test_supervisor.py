@@ -268,6 +268,9 @@ async def test_a_worker_whose_link_the_engine_gave_up_is_not_connected_again() -
         assert [type(error) for _, error in world.driver.losses] == [PluginFailed, PluginFailed]
         assert world.driver.facts(HERE).link is Link.FAILED
         assert len(world.asked_at_s) == 2
+        assert world.supervisor.view.detail == (
+            "boo; given up: restart the control plane, or take its address out of workers.address and put it back"
+        )
 
 
 @on_virtual_time
