@@ -290,7 +290,7 @@ class Worker(_message.Message):
 
     @_builtins.property
     def generation_difference(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """In what it differs from the newest generation of its model."""
+        """In what the newest generation of its model differs from it, each as "property: its own -> the newest"."""
 
     @_builtins.property
     def plugins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
