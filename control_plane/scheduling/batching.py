@@ -15,7 +15,7 @@ from control_plane.kv.allocator import Allocator
 from control_plane.kv.hashing import BlockHash, CacheScope, hasher_for
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.first_come import FirstComePolicy
-from control_plane.scheduling.sequence import NEVER, Sequence, State
+from control_plane.scheduling.sequence import Sequence, State
 from control_plane.scheduling.waiting import WaitingQueue
 from plugins.errors import InvariantBroken
 from plugins.kv_events import KvEvent
@@ -42,11 +42,12 @@ _PLACE = attrgetter("place")
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making, and who is in it: `chunks[i]` is of `sequences[i]`."""
+    """A plan in the making, and who is in it: `chunks[i]` is of `sequences[i]`, and has `counts[i]` tokens."""
 
     budget: int  # tokens that may still be added
     chunks: list[Chunk] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     half_done: list[Sequence] = field(default_factory=list)  # prompts that are not computed to their end
@@ -55,11 +56,14 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _PlanInFlight:
-    """Who was in a plan when it was made: results are read through this, never through today's rows."""
+    """Who was in a plan when it was made: results are read through this, never through today's rows.
+
+    A sequence enters another row only when no plan names it: until then `last_row` is the one that it had here.
+    """
 
     seq: int
-    chunks: tuple[Chunk, ...]
     sequences: list[Sequence]  # of each chunk
+    counts: list[int]  # tokens of each chunk
 
 
 class BatchingScheduler(Scheduler):
@@ -135,7 +139,7 @@ class BatchingScheduler(Scheduler):
         half_done = self._plan_decodes(draft)
         if not (throttle_prefills and draft.chunks and not self._is_full):
             self._plan_prompts(draft, half_done)
-            self._num_uncomputed = sum(each.num_known - each.num_planned for each in draft.half_done)
+            self._num_uncomputed = sum(each.num_unplanned for each in draft.half_done)
         released, self._released = tuple(self._released), []
         plan = StepPlan(
             seq=self._num_plans + 1,
@@ -146,7 +150,7 @@ class BatchingScheduler(Scheduler):
         )
         if not plan.is_empty:
             self._num_plans += 1
-            self._in_flight.append(_PlanInFlight(plan.seq, plan.chunks, draft.sequences))
+            self._in_flight.append(_PlanInFlight(plan.seq, draft.sequences, draft.counts))
         return plan
 
     def update(self, result: StepResult) -> tuple[Finished, ...]:
@@ -158,18 +162,21 @@ class BatchingScheduler(Scheduler):
         rows, counts, token_ids, finishes = result.rows, result.counts, result.token_ids, result.finishes
         finished: list[Finished] = []
         told = start = 0  # entries of the result that were read, and their tokens
-        for chunk, sequence in zip(plan.chunks, plan.sequences, strict=True):
-            row = chunk.row
+        for sequence, num_tokens in zip(plan.sequences, plan.counts, strict=True):
+            row = sequence.last_row
             sequence.num_plans -= 1
             # A preempted sequence comes back only when no plan names it: one that runs was not away meanwhile.
             if sequence.row is not None:
-                sequence.num_computed += chunk.num_tokens
-                if sequence.num_computed >= sequence.publish_at and row not in failed:
-                    self._publish(sequence)
+                sequence.num_until_full -= num_tokens
+                if sequence.num_until_full <= 0:
+                    self._note_full(sequence, row in failed)
             if told < len(rows) and rows[told] == row:
                 end = start + counts[told]
                 if sequence.state is not State.FINISHED:  # else cancelled, or ended by an earlier result
-                    sequence.token_ids += token_ids[start:end]
+                    if end == start + 1:  # as in nearly all entries: a slice of one costs three times as much
+                        sequence.token_ids.append(token_ids[start])
+                    else:
+                        sequence.token_ids += token_ids[start:end]
                     finish = finishes[told]
                     if finish is not None:
                         self._finish(sequence, finish, finished)
@@ -207,7 +214,7 @@ class BatchingScheduler(Scheduler):
     def reset_prefix_cache(self) -> None:
         self.kv.reset()
         for sequence in self._running:  # their blocks were filled before: nobody may hit them, nor what follows
-            sequence.publish_at = NEVER
+            sequence.can_publish = False
 
     def record_kv_events(self, is_on: bool) -> None:
         self.kv.records_events = is_on
@@ -244,24 +251,22 @@ class BatchingScheduler(Scheduler):
         half_done: list[Sequence] = []
         chunks, sequences = draft.chunks, draft.sequences
         for sequence in tuple(self._running):
-            known = sequence.num_known
-            num_unplanned = known - sequence.num_planned
-            if num_unplanned != 1:
-                if num_unplanned > 1:
-                    half_done.append(sequence)
+            if sequence.num_unplanned > 1:
+                half_done.append(sequence)
                 continue
-            if known >= sequence.max_known:
+            left, chunk = sequence.num_left, sequence.decode_chunk
+            if left == 0:
                 continue  # its last token is sampled, in flight perhaps
-            chunk = sequence.decode_chunk
-            if known > sequence.num_slots:
+            if sequence.num_spare_slots < 0 and chunk is not None:
                 chunk = self._grow(sequence, draft)
             if chunk is None:
                 continue  # it was preempted
             chunks.append(chunk)
             sequences.append(sequence)
             sequence.num_plans += 1
-            sequence.num_planned = known
-            sequence.num_known = known + 1
+            sequence.num_left = left - 1  # it samples another token, which is the one left to plan
+            sequence.num_spare_slots -= 1
+        draft.counts = [1] * len(chunks)
         draft.budget -= len(chunks)  # there are no more rows than the budget has tokens
         return half_done
 
@@ -275,7 +280,7 @@ class BatchingScheduler(Scheduler):
             if draft.budget == 0:
                 draft.half_done.append(sequence)
                 continue
-            num_tokens = min(sequence.num_known - sequence.num_planned, draft.budget, self._max_chunk())
+            num_tokens = min(sequence.num_unplanned, draft.budget, self._max_chunk())
             self._add_chunk(draft, sequence, Chunk(sequence.row, num_tokens))
         self._admit(draft, None)
 
@@ -327,9 +332,10 @@ class BatchingScheduler(Scheduler):
     def _add_chunk(self, draft: _Draft, sequence: Sequence, chunk: Chunk) -> None:
         draft.chunks.append(chunk)
         draft.sequences.append(sequence)
+        draft.counts.append(chunk.num_tokens)
         draft.budget -= chunk.num_tokens
         sequence.plan(chunk.num_tokens)
-        if sequence.num_planned < sequence.num_known - 1:
+        if sequence.num_unplanned > 1:
             draft.half_done.append(sequence)
 
     # -- moves of one sequence ----------------------------------------------------------------------------------
@@ -346,10 +352,7 @@ class BatchingScheduler(Scheduler):
             self._num_prefix_tokens += num_tokens
             self._num_prefix_hits += num_cached
         row = self._free_rows.pop()
-        sequence.start(row, num_cached, (len(held) + len(new)) * self._block_size)
-        sequence.num_named = num_cached // self._block_size
-        if self._is_caching:
-            sequence.publish_at = (sequence.num_named + 1) * self._block_size
+        sequence.start(row, num_cached, (len(held) + len(new)) * self._block_size, self._block_size)
         insort(self._running, sequence, key=_PLACE)
         draft.admitted.append(
             Admission(
@@ -388,7 +391,7 @@ class BatchingScheduler(Scheduler):
 
     def _grow(self, sequence: Sequence, draft: _Draft) -> Chunk | None:
         """Get the block for one more token, from others if need be; None: the sequence lost its own instead."""
-        num_tokens = sequence.num_planned + 1
+        num_tokens = sequence.num_known
         while (new_blocks := self.kv.grow(sequence.request_id, num_tokens)) is None:
             # Those before this one are in the plan already, as far as they have something to compute.
             candidates = self._running[bisect_left(self._running, sequence.place, key=_PLACE) :]
@@ -397,7 +400,7 @@ class BatchingScheduler(Scheduler):
             self._preempt(victim)
             if victim is sequence:
                 return None
-        sequence.num_slots += len(new_blocks) * self._block_size
+        sequence.num_spare_slots += len(new_blocks) * self._block_size
         if sequence.row is None:
             raise InvariantBroken(f"request {sequence.request_id!r} grows without a row")
         return Chunk(sequence.row, 1, new_blocks)
@@ -441,10 +444,12 @@ class BatchingScheduler(Scheduler):
         found = self._hasher.prompt_hashes(request, scope)
         return found.root, found.hashes
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Name the blocks that are full and computed, so that other prompts find them."""
+    def _note_full(self, sequence: Sequence, has_failed: bool) -> None:
+        """Blocks of a sequence are full and computed: name them, so that other prompts find them."""
         size, hashes = self._block_size, sequence.hashes
-        first, end = sequence.num_named, sequence.num_computed // size
+        first, end = sequence.num_named, sequence.pass_boundary(self._block_size)
+        if not self._is_caching or not sequence.can_publish or has_failed:
+            return
         if len(hashes) < end:
             parent = hashes[-1] if hashes else sequence.root
             hashes += self._hasher.chain(parent, sequence.token_ids[len(hashes) * size : end * size])
@@ -452,7 +457,6 @@ class BatchingScheduler(Scheduler):
         token_ids = sequence.token_ids[first * size : end * size]
         self.kv.publish(sequence.request_id, hashes[first:end], first, parent, token_ids)
         sequence.num_named = end
-        sequence.publish_at = (end + 1) * size
 
     def _leader_of(self, sequence: Sequence) -> Sequence | None:
         """The sibling that was named, unless that name is another prompt's by now, or its own."""

@@ -123,13 +123,13 @@ def _ignores_salts(right: Method) -> Method:
 def _names_unverified(right: Method) -> Method:
     """The blocks of all known tokens have names before the last ones are computed."""
 
-    def publish(self: BatchingScheduler, sequence: Sequence) -> None:
-        num_computed = sequence.num_computed
-        sequence.num_computed = max(num_computed, min(len(sequence.token_ids), sequence.num_slots))
-        right(self, sequence)
-        sequence.num_computed = num_computed
+    def note_full(self: BatchingScheduler, sequence: Sequence, has_failed: bool) -> None:
+        num_early = min(len(sequence.token_ids), sequence.num_slots) - sequence.num_computed
+        sequence.num_until_full -= num_early
+        right(self, sequence, has_failed)
+        sequence.num_until_full += num_early
 
-    return publish
+    return note_full
 
 
 def _hits_by_last_block(right: Method) -> Method:
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant("I4", "row given twice", BatchingScheduler, "_leave", _gives_a_row_twice),
     Mutant("I4", "row planned twice", BatchingScheduler, "schedule", _plans_a_row_twice),
     Mutant("I6", "cache hit across salts", BlockHasher, "root", _ignores_salts),
-    Mutant("I6", "cache hit of unverified tokens", BatchingScheduler, "_publish", _names_unverified),
+    Mutant("I6", "cache hit of unverified tokens", BatchingScheduler, "_note_full", _names_unverified),
     Mutant("I6", "cache hit without its prefix", BlockHasher, "chain", _hits_by_last_block),
     Mutant("I6", "cache hit after a reset", Allocator, "reset", _forgets_nothing),
     Mutant("I6", "cache hit of an evicted block", PrefixCache, "forget", _evicts_in_secret),
