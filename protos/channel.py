@@ -12,6 +12,7 @@ from plugins.errors import InvalidConfig
 Options = tuple[tuple[str, int], ...]
 
 MIB: Final = 1024 * 1024
+MAX_PENDING_CALLS: Final = 20_000  # a burst of so many is answered in some 15 s
 INTERNAL_MAX_MESSAGE_BYTES: Final = 64 * MIB  # a plan: 64 admissions of 128k tokens each are half of it
 
 _KEEPALIVE: Final[Options] = (
@@ -39,6 +40,10 @@ def public_server_options(max_message_bytes: int) -> Options:
         *_KEEPALIVE,
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 2),
+        # Calls that wait to be looked at: beyond 1,000 of them, gRPC itself drops some at random with CANCELLED, which
+        # tells nobody to come again. Ours are refused in order, with the reason and a time to retry.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
         *_sizes(max_message_bytes),
         ("grpc.so_reuseport", 0),
     )

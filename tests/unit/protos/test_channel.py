@@ -1,5 +1,7 @@
 """Options have names that gRPC knows, and a port that is taken is told instead of shared."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -32,6 +34,8 @@ def test_the_public_server_sends_away_who_pings_too_often() -> None:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 2),
+        ("grpc.server.max_pending_requests", 20_000),
+        ("grpc.server.max_pending_requests_hard_limit", 40_000),
         ("grpc.max_receive_message_length", 1024),
         ("grpc.max_send_message_length", 1024),
         ("grpc.so_reuseport", 0),
@@ -60,6 +64,26 @@ def test_grpc_itself_knows_every_option() -> None:
     library = _native_library()
 
     assert [name for name, _ in options if name.encode() not in library] == []
+
+
+async def test_no_call_of_a_large_burst_is_dropped_before_anybody_looked_at_it() -> None:
+    port = server(options=public_server_options(1024))
+    port.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test.Echo", {"Say": grpc.unary_unary_rpc_method_handler(_echo)}),)
+    )
+    address = f"127.0.0.1:{bind(port, '127.0.0.1', 0)}"
+    await port.start()
+
+    async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+        say: Callable[[bytes], Awaitable[bytes]] = channel.unary_unary("/test.Echo/Say")
+        answers = await asyncio.gather(*(say(b"x") for _ in range(2_500)), return_exceptions=True)
+    await port.stop(None)
+
+    assert [answer for answer in answers if answer != b"x"] == []
+
+
+async def _echo(message: bytes, context: object) -> bytes:
+    return message
 
 
 async def test_a_port_in_use_is_told_with_its_address_and_the_remedy() -> None:
