@@ -153,11 +153,12 @@ class Lane:
         if not self.in_flight or self.in_flight[0].seq != result.seq:
             expected = self.in_flight[0].seq if self.in_flight else "none"
             raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
-        plan = self.in_flight[0]
-        check_result(plan, result, self._vocab_size)
+        plan, *later = self.in_flight
+        check_result(plan, later, result, self._vocab_size)
         self._load = None
         self._pacer.note_result(plan.num_decodes, plan.num_prompts, result)
-        return self.in_flight.popleft()
+        self.in_flight.popleft()
+        return plan
 
     def _schedulers(self) -> Scheduler:
         if self.scheduler is None:

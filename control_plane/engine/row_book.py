@@ -3,7 +3,7 @@
 Checks plans before they go out and results when they come in; whose fault a wrong one is, is decided by who asks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from control_plane.engine.live import Live
@@ -29,6 +29,7 @@ class PlanInFlight:
     owners: dict[Row, Live]
     sampling: frozenset[Row] | None  # rows whose chunk reaches the last known token; None: all of them
     num_decodes: int  # chunks of one token
+    released: tuple[Row, ...]  # rows that the plan takes from whoever had them before
 
     @property
     def num_prompts(self) -> int:
@@ -96,7 +97,7 @@ class RowBook:
         if num_tokens > self._worker.max_step_tokens:
             raise InvariantBroken(f"plan {plan.seq} has {num_tokens} tokens of {self._worker.max_step_tokens}")
         sampling = frozenset(owners.keys() - set(resting)) if resting else None
-        return PlanInFlight(plan.seq, plan.decode_steps, owners, sampling, num_decodes)
+        return PlanInFlight(plan.seq, plan.decode_steps, owners, sampling, num_decodes, plan.released_rows)
 
     def _sample(self, plan: StepPlan, chunk: Chunk, held: _Held, resting: list[Row]) -> None:
         known = held.num_known + plan.decode_steps - 1  # each repetition computes what the one before it sampled
@@ -114,8 +115,8 @@ class RowBook:
             raise InvariantBroken(f"plan {seq} names blocks outside [0, {self._worker.num_blocks})")
 
 
-def check_result(plan: PlanInFlight, result: StepResult, vocab_size: int) -> None:
-    """Compare a result with its plan.
+def check_result(plan: PlanInFlight, later: Iterable[PlanInFlight], result: StepResult, vocab_size: int) -> None:
+    """Compare a result with its plan, and with the plans that went out after it.
 
     Raises: PlanOutOfOrder: it says what no result of this plan could, or does not say what it must.
     """
@@ -131,15 +132,19 @@ def check_result(plan: PlanInFlight, result: StepResult, vocab_size: int) -> Non
         raise PlanOutOfOrder(f"result {result.seq} has a token outside [0, {vocab_size})")
     is_steady = plan.sampling is None and len(result.token_ids) == len(plan.owners) == len(result.rows)
     if not is_steady or min(result.counts, default=1) < 1:
-        _check_samples(plan, result, failed)
+        _check_samples(plan, result, failed.union(*(each.released for each in later)))
 
 
-def _check_samples(plan: PlanInFlight, result: StepResult, failed: set[Row]) -> None:
-    """Each row of a request that goes on has a token or a failure if its chunk samples, and nothing if not."""
+def _check_samples(plan: PlanInFlight, result: StepResult, excused: set[Row]) -> None:
+    """Each row of a request that goes on has a token if its chunk samples, and none if it does not.
+
+    Excused are rows that failed, and those that a later plan released: a worker that has launched that plan already
+    has forgotten them, and what it sampled is sampled again.
+    """
     counts = dict(zip(result.rows, result.counts, strict=True))
     ended = {row for row, finish in zip(result.rows, result.finishes, strict=True) if finish is not None}
     for row, owner in plan.owners.items():
-        if owner.lane is None or row in failed:
+        if owner.lane is None or row in excused:
             continue
         samples = plan.sampling is None or row in plan.sampling
         count = counts.get(row, 0)

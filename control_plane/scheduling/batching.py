@@ -183,6 +183,8 @@ class BatchingScheduler(Scheduler):
                 told, start = told + 1, end
             if row in failed and sequence.state is not State.FINISHED:
                 self._finish(sequence, FinishReason.FAILED, finished)
+            if sequence.row is None and not sequence.num_plans and sequence.state is State.WAITING:
+                self._waiting.drop_in_flight(sequence)
         if told < len(rows):
             raise InvariantBroken(f"result {result.seq} tells of row {rows[told]} out of the order of its plan")
         if self._siblings:

@@ -142,6 +142,17 @@ class Sequence:
         self.num_until_full = self.next_boundary - num_computed
         return num_full
 
+    def drop_in_flight(self) -> int:
+        """No plan names it any more: tokens that were on their way and did not come do not exist. Returns how many.
+
+        A worker that has launched the plan which released a row may have nothing to say of the row any more.
+        """
+        num_dropped = self.num_known - len(self.token_ids)
+        self.num_left += num_dropped
+        self.num_unplanned = len(self.token_ids)
+        self.num_spare_slots = -len(self.token_ids)
+        return num_dropped
+
     def stop(self, state: State) -> Row:
         """Leave the row, preempted (WAITING) or for good (FINISHED). Tokens in flight stay expected."""
         row = self.row

@@ -44,6 +44,10 @@ class WaitingQueue:
         _, sequence = heappop(self._heap)
         self.num_tokens -= sequence.num_known
 
+    def drop_in_flight(self, sequence: Sequence) -> None:
+        """No plan names one of them any more: it has the tokens that have come."""
+        self.num_tokens -= sequence.drop_in_flight()
+
     def note_gone(self, sequence: Sequence) -> None:
         """One of them has ended: its state says so already."""
         self.num_tokens -= sequence.num_known

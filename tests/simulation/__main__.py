@@ -85,9 +85,13 @@ class Summary:
 
 
 def play(seeds: Iterable[int]) -> list[Report | Failure]:
-    """Play some seeds; what breaks is an answer. Runs in a process of its own."""
+    """Play some seeds; what breaks is an answer."""
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # workers are lost all the time
-    return [play_one(seed) for seed in seeds]
+    try:
+        return [play_one(seed) for seed in seeds]
+    finally:
+        logging.disable(before)
 
 
 def play_one(seed: int) -> Report | Failure:

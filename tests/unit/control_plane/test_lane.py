@@ -19,9 +19,12 @@ from tests.unit.control_plane.driving import asking
 G = GenerationId("g")
 
 
-def make_lane(scheduler_cls: type[RunAheadScheduler | SynchronousScheduler] = RunAheadScheduler) -> Lane:
+def make_lane(
+    scheduler_cls: type[RunAheadScheduler | SynchronousScheduler] = RunAheadScheduler, num_blocks: int = 64
+) -> Lane:
     lane = Lane(WorkerId("w"), target_inter_token_ms=None)
-    lane.attach(scheduler_cls(SchedulerConfig(), worker_info()), worker_info(), G)
+    info = worker_info(num_blocks=num_blocks)
+    lane.attach(scheduler_cls(SchedulerConfig(), info), info, G)
     return lane
 
 
@@ -167,3 +170,22 @@ def test_a_lane_without_a_scheduler_is_idle_and_says_so_when_it_is_used() -> Non
     assert lane.facts.link is Link.CONNECTING
     with pytest.raises(InvariantBroken, match="worker w has no scheduler"):
         lane.next_plan()
+
+
+def test_a_worker_may_have_forgotten_a_row_that_a_later_plan_released() -> None:
+    """It launches the plan that preempts before it reads the result of the one before."""
+    lane = make_lane(num_blocks=3)
+    add(lane, "a", arrival=1, prompt=(3, 4, 5), max_tokens=5)
+    add(lane, "b", arrival=2, prompt=(6, 7, 8), max_tokens=5)
+    plans = [lane.next_plan(), lane.next_plan()]
+    tokens = (TokenId(3), TokenId(4))
+    first = StepResult(seq=1, rows=(Row(0), Row(1)), counts=(1, 1), token_ids=tokens, finishes=(None, None))
+    lane.take(first)
+    assert lane.scheduler is not None
+    lane.scheduler.update(first)
+    plans.append(lane.next_plan())
+
+    taken = lane.take(StepResult(seq=2, rows=(Row(0),), counts=(1,), token_ids=tokens[:1], finishes=(None,)))
+
+    assert [plan.released_rows for plan in plans if plan is not None] == [(), (), (Row(1),)]
+    assert taken.seq == 2

@@ -9,7 +9,7 @@ from control_plane.scheduling.first_come import FirstComePolicy
 from control_plane.scheduling.priority import PriorityPolicy
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from plugins.scheduler import SchedulingPolicy
-from plugins.types import FinishReason, Request, RequestId
+from plugins.types import FinishReason, Request, RequestId, Row, StepResult, TokenId
 from tests.fakes import FakeWorker, expected_output, worker_info
 from tests.unit.control_plane.driving import Bench, asking
 
@@ -274,3 +274,26 @@ def test_long_prompts_that_do_not_fit_together_compute_little_twice() -> None:
     num_useful = 4 * (250 + 150 - 1)
     assert sum(plan.num_tokens for plan in bench.plans) <= 3 * num_useful
     assert bench.outputs == {RequestId(name): expected_output(prompt, 150) for name, prompt in prompts.items()}
+
+
+def test_a_token_that_its_worker_forgot_with_the_row_is_sampled_again() -> None:
+    """A worker that has launched the plan which releases a row says nothing of the token in flight."""
+    scheduler = RunAheadScheduler(SchedulerConfig(watermark_ratio=0.0), worker_info(num_blocks=3))
+    scheduler.add_request(asking("a", (3, 4, 5), max_tokens=5))
+    scheduler.add_request(asking("b", (6, 7, 8), max_tokens=5))
+    scheduler.schedule()
+    scheduler.schedule()
+    both = StepResult(seq=1, rows=(Row(0), Row(1)), counts=(1, 1), token_ids=(TokenId(9),) * 2, finishes=(None, None))
+    scheduler.update(both)
+    preempting = scheduler.schedule()
+    num_before = scheduler.load().num_waiting_tokens
+
+    scheduler.update(StepResult(seq=2, rows=(Row(0),), counts=(1,), token_ids=(TokenId(9),), finishes=(None,)))
+    num_after = scheduler.load().num_waiting_tokens
+    scheduler.cancel_request(A)
+    back = scheduler.schedule()
+
+    assert preempting.released_rows == (1,)
+    assert (num_before, num_after) == (5, 4)
+    assert [each.token_ids for each in back.admitted] == [(6, 7, 8, 9)]
+    assert [chunk.num_tokens for chunk in back.chunks] == [4]
