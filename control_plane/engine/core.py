@@ -321,6 +321,8 @@ class EngineCore:
         for intake in (Intake.OPEN, Intake.PAUSED, Intake.DRAINING):
             candidates = [lane for lane in lanes if lane.facts.intake is intake]
             if candidates:
+                # A newcomer beside a suspect would share the blame for a death: it goes elsewhere if it can.
+                candidates = [lane for lane in candidates if lane.probe is None] or candidates
                 self._add(self._choose(live.request, candidates), live)
                 return
 
@@ -393,7 +395,7 @@ class EngineCore:
             if is_culprit(live):
                 self._end(live, FinishReason.FAILED, QueryOfDeath(live.request.request_id))
                 continue
-            live.is_recovered = True
+            live.is_recovered = live in lost
             if is_death and live in lost:
                 live.is_suspect = live in suspects
             if live.is_suspect:

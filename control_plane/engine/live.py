@@ -25,7 +25,7 @@ class Live:
     num_tokens_here: int = 0  # those of them that came from the worker that it is on
     num_cached_tokens: int = 0  # prompt tokens that needed no computing when it first got a row
     has_started: bool = False  # it had a row
-    is_recovered: bool = False  # it had another worker before, or this one before it was lost
+    is_recovered: bool = False  # its last worker was lost with a plan that named it
     is_suspect: bool = False  # a worker died while it computed this one, perhaps because of it
     blame: float = 0.0  # for deaths of workers since it last settled; one that nobody else can be to blame for counts 1
 

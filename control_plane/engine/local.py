@@ -202,13 +202,15 @@ class LocalEngine:
                         if delivery.finish is not None:
                             ends[delivery.request_id] = delivery
         except BaseException:
-            for request_id in token_ids:
+            for request_id in token_ids if self._failure is None else ():
                 self.cancel(request_id)
             raise
         return [self._complete(ends[request_id], tuple(ids)) for request_id, ids in token_ids.items()]
 
     def _add_if_room(self, prompt: str | Sequence[int], sampling: SamplingParams | None) -> RequestId | None:
         """Start a request; None if the queue is full, and what is at hand will make room."""
+        if self._core.num_waiting >= self._core.max_waiting and self._core.has_work():
+            return None  # before the prompt is read, which may take long
         try:
             return self.add_request("", prompt, sampling)
         except (QueueFull, TenantQuotaExceeded):

@@ -56,6 +56,8 @@ class RowBook:
         for row in plan.released_rows:
             if self._rows.pop(row, None) is None:
                 raise InvariantBroken(f"plan {plan.seq} releases row {row}, which holds nothing")
+        for copy in plan.block_copies:
+            self._check_blocks(plan.seq, (copy.source, copy.destination))
         for admission in plan.admitted:
             self._admit(plan.seq, admission, live)
         return self._compute(plan)
@@ -79,13 +81,12 @@ class RowBook:
     def _compute(self, plan: StepPlan) -> PlanInFlight:
         owners: dict[Row, Live] = {}
         resting: list[Row] = []  # rows whose chunk ends within what is known
-        num_tokens = num_decodes = 0
+        num_decodes = 0
         for chunk in plan.chunks:
             held = self._rows.get(chunk.row)
             if held is None or chunk.num_tokens < 1:
                 raise InvariantBroken(f"plan {plan.seq} names {chunk.row}, which holds or is no request in flight")
             owners[chunk.row] = held.live
-            num_tokens += chunk.num_tokens
             if chunk.num_tokens == 1:
                 num_decodes += 1
             if chunk.new_blocks:
@@ -94,8 +95,10 @@ class RowBook:
             self._sample(plan, chunk, held, resting)
         if len(owners) < len(plan.chunks):
             raise InvariantBroken(f"plan {plan.seq} names a row twice")
-        if num_tokens > self._worker.max_step_tokens:
-            raise InvariantBroken(f"plan {plan.seq} has {num_tokens} tokens of {self._worker.max_step_tokens}")
+        if plan.num_tokens > self._worker.max_step_tokens:
+            raise InvariantBroken(f"plan {plan.seq} has {plan.num_tokens} tokens of {self._worker.max_step_tokens}")
+        if plan.decode_steps < 1 or (plan.decode_steps > 1 and num_decodes < len(plan.chunks)):
+            raise InvariantBroken(f"plan {plan.seq} repeats {plan.decode_steps} times what is no decode of one token")
         sampling = frozenset(owners.keys() - set(resting)) if resting else None
         return PlanInFlight(plan.seq, plan.decode_steps, owners, sampling, num_decodes, plan.released_rows)
 
@@ -130,25 +133,27 @@ def check_result(plan: PlanInFlight, later: Iterable[PlanInFlight], result: Step
         raise PlanOutOfOrder(f"result {result.seq} has {max(result.counts)} tokens for one row")
     if result.token_ids and not 0 <= min(result.token_ids) <= max(result.token_ids) < vocab_size:
         raise PlanOutOfOrder(f"result {result.seq} has a token outside [0, {vocab_size})")
-    is_steady = plan.sampling is None and len(result.token_ids) == len(plan.owners) == len(result.rows)
+    is_steady = plan.sampling is None and plan.decode_steps == 1
+    is_steady = is_steady and len(result.token_ids) == len(plan.owners) == len(result.rows)
     if not is_steady or min(result.counts, default=1) < 1:
         _check_samples(plan, result, failed.union(*(each.released for each in later)))
 
 
 def _check_samples(plan: PlanInFlight, result: StepResult, excused: set[Row]) -> None:
-    """Each row of a request that goes on has a token if its chunk samples, and none if it does not.
+    """Each row of a request that goes on has its tokens if its chunk samples, and none if it does not.
 
-    Excused are rows that failed, and those that a later plan released: a worker that has launched that plan already
-    has forgotten them, and what it sampled is sampled again.
+    Excused from having them are rows that failed, and those that a later plan released: a worker that has launched
+    that plan already has forgotten them, and what it sampled is sampled again.
     """
     counts = dict(zip(result.rows, result.counts, strict=True))
     ended = {row for row, finish in zip(result.rows, result.finishes, strict=True) if finish is not None}
     for row, owner in plan.owners.items():
-        if owner.lane is None or row in excused:
+        if owner.lane is None:
             continue
         samples = plan.sampling is None or row in plan.sampling
         count = counts.get(row, 0)
-        if samples and not count:
+        is_whole = count == plan.decode_steps or (count and row in ended)
+        if samples and not is_whole and row not in excused:
             raise PlanOutOfOrder(f"result {result.seq} has no token for row {row}, whose chunk samples one")
         if not samples and (count or row in ended):
             raise PlanOutOfOrder(f"result {result.seq} has a token for row {row}, whose chunk samples none")

@@ -36,7 +36,7 @@ from plugins.types import (
 )
 
 MAX_HALF_DONE: Final = 2  # prompts of which a part is computed: more would hold blocks and be done no sooner
-MAX_PREEMPTIONS: Final = 2  # of one sequence for want of blocks; then it waits until it can stay
+NUM_CHEAP_PREEMPTIONS: Final = 2  # of one sequence for want of blocks; then it waits for more room than it has now
 _PLACE = attrgetter("place")
 
 
@@ -176,7 +176,7 @@ class BatchingScheduler(Scheduler):
                     if end == start + 1:  # as in nearly all entries: a slice of one costs three times as much
                         sequence.token_ids.append(token_ids[start])
                     else:
-                        sequence.token_ids += token_ids[start:end]
+                        sequence.token_ids.extend(token_ids[start:end])
                     finish = finishes[told]
                     if finish is not None:
                         self._finish(sequence, finish, finished)
@@ -307,18 +307,23 @@ class BatchingScheduler(Scheduler):
         """How many blocks the admission of a sequence must leave free.
 
         A request may need the whole pool: nothing is spared when nobody is there to grow. One that lost its blocks
-        twice comes back when it and those before it fit to their ends, so that growth does not take them again.
+        twice comes back when it and those before it may grow to twice their length, and after the third time when
+        they may grow to their ends: then nobody takes its blocks again.
         """
         if not self._running:
             return 0
-        if sequence.num_preemptions < MAX_PREEMPTIONS:
+        if sequence.num_preemptions < NUM_CHEAP_PREEMPTIONS:
             return self._watermark
+        is_last_time = sequence.num_preemptions > NUM_CHEAP_PREEMPTIONS
         before = [each for each in self._running if each.place < sequence.place]
-        growing = sum(
-            self.kv.num_blocks_for(each.max_known - 1) - each.num_slots // self._block_size for each in before
-        )
-        own = self.kv.num_blocks_for(sequence.max_known - 1) - self.kv.num_blocks_for(sequence.num_known)
-        return max(self._watermark, growing + own)
+        return max(self._watermark, sum(self._growth(each, is_last_time) for each in (*before, sequence)))
+
+    def _growth(self, sequence: Sequence, is_to_the_end: bool) -> int:
+        """Blocks that a sequence may still need: to its end, or to twice its length if that comes first."""
+        num_blocks = self.kv.num_blocks_for(sequence.num_known)
+        # The last token of all is sampled and never computed: it needs no slot.
+        growth = self.kv.num_blocks_for(sequence.max_known - 1) - num_blocks
+        return max(0, growth if is_to_the_end else min(growth, num_blocks))
 
     def _goes_ahead(self, waiting: Sequence, running: Sequence) -> bool:
         return waiting.place < running.place and self.policy.displaces(waiting.request, running.request)
@@ -399,6 +404,7 @@ class BatchingScheduler(Scheduler):
             candidates = self._running[bisect_left(self._running, sequence.place, key=_PLACE) :]
             victim = candidates[self.policy.victim([each.request for each in candidates])]
             draft.has_preempted = True
+            victim.num_preemptions += 1
             self._preempt(victim)
             if victim is sequence:
                 return None
@@ -409,7 +415,6 @@ class BatchingScheduler(Scheduler):
 
     def _preempt(self, sequence: Sequence) -> None:
         self._num_preemptions += 1
-        sequence.num_preemptions += 1
         self._leave(sequence, State.WAITING)
         self._waiting.add(sequence)
 

@@ -4,6 +4,9 @@ Counts tokens and plans; which sequences move next is the scheduler's decision.
 """
 
 import enum
+from array import array
+from collections.abc import MutableSequence
+from typing import cast
 
 from control_plane.kv.hashing import BlockHash
 from plugins.errors import InvariantBroken
@@ -62,7 +65,9 @@ class Sequence:
         self.request_id: RequestId = request.request_id
         self.place = place  # among all sequences of its scheduler: smaller is served first
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.token_ids: list[TokenId] = [*request.prompt_token_ids, *request.output_token_ids]
+        # Prompt and output as far as it has come. An array keeps 4 bytes for each, a list would keep 40.
+        tokens = array("i", (*request.prompt_token_ids, *request.output_token_ids))
+        self.token_ids = cast("MutableSequence[TokenId]", tokens)
         self.max_known = self.num_prompt_tokens + request.sampling.max_tokens  # it is complete when it has so many
         self.state = State.WAITING
         self.has_started = bool(request.output_token_ids)  # it was admitted before, here or elsewhere
@@ -73,7 +78,7 @@ class Sequence:
         self.num_unplanned = len(self.token_ids)  # known tokens that no plan since the last admission computes
         self.num_spare_slots = 0  # slots of its blocks behind the last known token; below 0: it needs another block
         self.num_plans = 0  # plans in flight that name this sequence
-        self.num_preemptions = 0
+        self.num_preemptions = 0  # for want of blocks
         self.root = root  # the hash before the first block
         self.hashes = hashes  # of its full blocks as far as they were needed; the prompt's at least
         self.num_named = 0  # leading blocks that were shown to the prefix cache
