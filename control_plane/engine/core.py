@@ -388,8 +388,13 @@ class EngineCore:
         if isinstance(error, PluginFailed):
             for live in requests:
                 self._end(live, FinishReason.FAILED, error)
-            return
-        is_death = not isinstance(error, WorkerLeaving | WorkerTaken)
+        else:
+            self._move_on(requests, lost, is_death=not isinstance(error, WorkerLeaving | WorkerTaken))
+        if not self._lanes_of(lane.generation):
+            self._recovery.note_orphaned(lane.generation, self._now_s)
+
+    def _move_on(self, requests: list[Live], lost: set[Live], is_death: bool) -> None:
+        """Find another place for the requests of a lost worker, oldest first, or keep them until there is one."""
         suspects = judge_death(lost) if is_death else set()
         for live in requests:
             if is_culprit(live):
@@ -402,8 +407,6 @@ class EngineCore:
                 self._recovery.add(live)
             else:
                 self._place(live)
-        if not self._lanes_of(lane.generation):
-            self._recovery.note_orphaned(lane.generation, self._now_s)
 
     # -- planning and delivering --------------------------------------------------------------------------------
 

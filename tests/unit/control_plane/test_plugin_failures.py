@@ -9,7 +9,7 @@ from control_plane.engine.facts import Link
 from control_plane.engine.router import PrefixAffinity
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.run_ahead import RunAheadScheduler
-from plugins.errors import PluginFailed
+from plugins.errors import PluginFailed, RecoveryTimedOut
 from plugins.scheduler import Scheduler
 from plugins.types import Chunk, FinishReason, RequestId, Row, StepPlan, WorkerId, WorkerInfo
 from tests.fakes import expected_output, worker_info
@@ -220,3 +220,26 @@ def test_what_a_built_in_scheduler_raises_is_a_bug_and_reaches_the_caller() -> N
 
     with pytest.raises(ZeroDivisionError, match="^of the plug-in's own$"):
         cluster.step()
+
+
+def test_a_suspect_that_waits_is_not_forgotten_when_the_plugin_of_its_last_worker_fails() -> None:
+    factory = PluggedIn("", "fake")
+    cluster = Cluster(factory)
+    cluster.attach("w1")
+    cluster.submit(asking("a", max_tokens=9), asking("b", max_tokens=9))
+    cluster.step()
+    cluster.kill("w1")
+    factory.method = "schedule"
+    cluster.attach("w1")
+    cluster.now_s = 10.0
+    cluster.step()  # a is tried, and ends with the plug-in that raises; b waits
+
+    cluster.now_s = 39.0
+    cluster.core.expire_homeless(cluster.now_s)
+    before = dict(cluster.ends)
+    cluster.now_s = 41.0
+    cluster.core.expire_homeless(cluster.now_s)
+    cluster.step()
+
+    assert [type(end.error) for end in before.values()] == [PluginFailed]
+    assert isinstance(cluster.ends[B].error, RecoveryTimedOut)
