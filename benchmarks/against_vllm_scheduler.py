@@ -22,6 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.machine import machine_facts
+from benchmarks.results_file import write_results
 from benchmarks.scheduler_cost import MAX_GROWTH, PROGRESS, RESULTS, SCHEDULERS, choose, growth, measure_ours
 from benchmarks.scheduler_scenarios import FIRST_SEED, SCENARIOS
 from plugins.errors import InvalidConfig
@@ -83,7 +84,7 @@ def compare(
     growths = {each: growth([run["ours"] | run for run in runs], each) for each in choose(schedulers, SCHEDULERS)}
     path = RESULTS / f"{name}.json"
     results = {"machine": machine_facts(), "vllm": version, "gc": gc_mode, "runs": runs, "verdicts": verdicts}
-    path.write_text(json.dumps(results | {"growth": growths}, indent=1) + "\n")
+    write_results(path, results | {"growth": growths})
     console.print(_table(verdicts))
     for scheduler, value in growths.items():
         if value is not None:

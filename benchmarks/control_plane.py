@@ -8,7 +8,6 @@ little. Exits with 1 if a bar is missed.
 """
 
 import asyncio
-import json
 import pstats
 import signal
 import sys
@@ -30,6 +29,7 @@ from benchmarks.load import Client
 from benchmarks.machine import Processes, machine_facts
 from benchmarks.open_streams import Count, OpenStreams, short_requests
 from benchmarks.prompts import WordList
+from benchmarks.results_file import write_results
 from benchmarks.server import Server, free_ports, running_server
 from plugins.errors import ServingError
 from protos.channel import channel_options
@@ -115,9 +115,7 @@ def measure(
         return 1
     missed = [] if profile else misses(runs)
     path = RESULTS / f"{name}.json"
-    path.write_text(
-        json.dumps({"machine": machine_facts(), "rate": rate, "runs": runs, "missed": missed}, indent=1) + "\n"
-    )
+    write_results(path, {"machine": machine_facts(), "rate": rate, "runs": runs, "missed": missed})
     console.print(_table(runs))
     for line in missed:
         console.print(line, style="red", markup=False)

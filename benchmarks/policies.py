@@ -6,7 +6,6 @@ A worker's step takes as long as a formula says, and nothing else takes any time
 table is what was decided. Exits with 1 if routing by prefix hits too little more of it than taking turns does.
 """
 
-import json
 import random
 import sys
 from collections import deque
@@ -23,6 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.fake_rows import FakeRows, Work
+from benchmarks.results_file import write_results
 from benchmarks.scheduler_cost import PROGRESS, choose
 from benchmarks.traces import (
     ORDINARY,
@@ -160,7 +160,7 @@ def compare(
         "affinity_gain": gain,
         "runs": runs,
     }
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    write_results(path, results)
     for load in chosen:
         console.print(f"{load}: {facts[load]}", highlight=False, soft_wrap=True)
         console.print(_table([run for run in runs if run["load"] == load]))

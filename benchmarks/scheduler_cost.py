@@ -8,7 +8,6 @@ they are fed with is not. Exits with 1 if the cost per token at 2,000 running is
 
 import cProfile
 import gc
-import json
 import pstats
 import random
 import statistics
@@ -29,6 +28,7 @@ from rich.table import Table
 
 from benchmarks.fake_rows import FakeRows
 from benchmarks.machine import machine_facts
+from benchmarks.results_file import write_results
 from benchmarks.scheduler_scenarios import (
     BLOCK_SIZE,
     FIRST_SEED,
@@ -108,7 +108,7 @@ def measure_all(
             progress.advance(task)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine_facts(), "runs": runs}, indent=1) + "\n")
+    write_results(path, {"machine": machine_facts(), "runs": runs})
     console.print(_table(runs))
     console.print(f"written to {path}", highlight=False)
     growths = {key: growth(runs, key) for key in {run["scheduler"] for run in runs}}
