@@ -180,9 +180,12 @@ def read_file(path: Path) -> Source:
     """
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidConfig(f"configuration file {path} cannot be read: {reason}") from error
+    except yaml.YAMLError as error:
+        # Its own text quotes the line, which may hold a secret.
+        raise InvalidConfig(f"configuration file {path} cannot be read: {_where(error)}") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise InvalidConfig(f"configuration file {path} must hold sections, such as `server:`, each with its keys")
@@ -203,6 +206,11 @@ def _shown(section: object) -> dict[str, object]:
         if is_secret(field) and values[field.name] is not None:
             values[field.name] = SECRET
     return values
+
+
+def _where(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "it is no YAML"
+    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else str(problem)
 
 
 def _refuse_unknown(source: Source, sections: Mapping[str, type[Any]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.config import Config, Source, find_sections, load_config, read_environment
+from control_plane.config import Config, Source, find_sections, load_config, read_environment, read_file
 from control_plane.logs import LogConfig
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.telemetry import MetricsConfig
@@ -194,7 +194,10 @@ def test_several_wrong_values_are_told_together() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("garden: [", "cannot be read: while parsing a flow node"), ("- garden", "must hold sections")],
+    [
+        ("garden: [", "cannot be read: expected the node content, but found '<stream end>' in line 1"),
+        ("- garden", "must hold sections"),
+    ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     file = write(tmp_path, text)
@@ -296,3 +299,14 @@ def test_a_replaced_value_leaves_the_others_and_is_checked_by_its_section() -> N
     assert config.section(GardenConfig).num_trees == 3
     with pytest.raises(InvalidConfig, match="garden.num_trees must be at least 0, is -1"):
         config.replaced({"garden.num_trees": -1})
+
+
+def test_the_error_of_a_damaged_file_does_not_quote_it(tmp_path: Path) -> None:
+    file = tmp_path / "dihedral.yaml"
+    file.write_text("scheduler:\n  prefix_hash_key: [topsecret1234567890\n")
+
+    with pytest.raises(InvalidConfig) as caught:
+        read_file(file)
+
+    assert "topsecret" not in str(caught.value)
+    assert "line 3" in str(caught.value)
