@@ -16,7 +16,7 @@ def files(root: Path = ROOT) -> Iterator[Path]:
         if path.name in LEFT_BY_TOOLS or path.suffix == ".egg-info":
             continue
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file() and not LEFT_BY_TOOLS.intersection(file.parts):
+            if file.is_file() and file.suffix != ".log" and not LEFT_BY_TOOLS.intersection(file.parts):
                 yield file.relative_to(root)
 
 
