@@ -27,6 +27,7 @@ from gpu_worker.ops import Ops
 from gpu_worker.plugin_list import worker_plugins
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.runner.row_table import RowTable
+from gpu_worker.sampling.pipeline import SamplingPipeline
 from gpu_worker.sampling.processors import ProcessorChain
 from gpu_worker.worker import Worker
 from plugins.kv_cache_dtype import KV_CACHE_DTYPES
@@ -168,7 +169,7 @@ def build_runner(config: WorkerConfig, loaded: LoadedModel) -> BuiltRunner:
         loaded.model,
         cache,
         table,
-        ProcessorChain((), config.max_sequences),
+        SamplingPipeline(ProcessorChain((), config.max_sequences), None),
         AttentionShape.of(model, config.block_size),
         loaded.dtype,
         config.max_step_tokens,

@@ -5,9 +5,9 @@ Gives the interface and the values it is called with; order and isolation are th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from plugins.types import Row, SamplingParams, TokenId
 
@@ -27,6 +27,7 @@ class ProcessorConfig:
     max_num_reqs: int  # rows: req_idx is in [0, max_num_reqs)
     eos_token_ids: Sequence[TokenId]
     device: str
+    section: Mapping[str, Any] = field(default_factory=dict)  # its own part of plugins.logits_processor_config
 
 
 class RequestStates(Protocol):
@@ -80,6 +81,9 @@ class LogitsContext:
 class LogitsProcessor(ABC):
     """One way to change logits. One instance per worker; its device thread alone calls the instance.
 
+    The class attributes are declarations; all may be left as they are. What a class declares is published, and checked
+    at admission: a request whose arguments break the schema, or which no processor claims, is refused there.
+
     A row's life: `add_request` takes it, `apply` sees it each step in which it samples, and the next
     `add_request` with the same req_idx ends it. Nothing tells that a row was released: overwrite all that
     the previous occupant left. After a preemption the same request comes back by `add_request`, with its
@@ -95,7 +99,10 @@ class LogitsProcessor(ABC):
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Check one request at admission. Raises: ValueError: the message goes to the caller."""
+        """Check one request at admission, after its schema, in a process without torch.
+
+        Raises: ValueError: the request is refused, and the message goes to its caller.
+        """
         return None
 
     @abstractmethod

@@ -1,15 +1,12 @@
-"""Turns steps into messages and back: plans, results, and how tokens are sampled.
+"""Turns steps into messages and back: plans and results.
 
-Alone in touching columns of bytes, and in knowing which messages are malformed. What a worker is, and its
-tokenizer, travel by `protos/codec_info.py`.
-
-The wire carries the floats of SamplingParams with 32 bits, and samplers compute with 32. A value that came over the
-public API is such a float already, so it is the same number wherever it goes; 0.7 written in Python is
-rounded to the nearest one, 0.699999988079071, by its first message.
+Alone in touching columns of bytes, and in knowing which messages are malformed. How tokens are sampled travels by
+`protos/codec_sampling.py`; what a worker is, and its tokenizer, by `protos/codec_info.py`.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -20,53 +17,23 @@ from plugins.types import (
     BlockId,
     Chunk,
     FinishReason,
+    PromptLogprobs,
     RequestId,
     Row,
     RowFailure,
-    SamplingParams,
     StepPlan,
     StepResult,
     TokenId,
+    TokenLogprobs,
 )
-from protos.common.v1 import common_pb2
+from protos.codec_sampling import decode_sampling, encode_sampling
 from protos.worker.v1 import worker_pb2
 
-PROTOCOL_VERSION: Final = 1  # of the step stream, told in Hello and Ready; both ends must speak the same
-DEFAULT_SAMPLING: Final = SamplingParams()
+T = TypeVar("T")
+
+PROTOCOL_VERSION: Final = 2  # of the step stream, told in Hello and Ready; both ends must speak the same
 GOES_ON: Final = 0  # in a column of finish reasons: the row has not ended
 LAST_VERDICT: Final = FinishReason.LENGTH  # a worker says STOP or LENGTH; the other ends are the control plane's
-
-
-def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    """Write every field that has a value; None stays unset."""
-    return common_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-    )
-
-
-def decode_sampling(message: common_pb2.SamplingParams, defaults: SamplingParams = DEFAULT_SAMPLING) -> SamplingParams:
-    """Read sampling parameters; an unset field takes its default. Ranges are admission's business."""
-
-    def has(field: str) -> bool:
-        return message.HasField(field)  # type: ignore[arg-type]  # the stub lists literals; a misspelt name raises
-
-    return SamplingParams(
-        max_tokens=message.max_tokens if has("max_tokens") else defaults.max_tokens,
-        temperature=message.temperature if has("temperature") else defaults.temperature,
-        top_k=message.top_k if has("top_k") else defaults.top_k,
-        top_p=message.top_p if has("top_p") else defaults.top_p,
-        min_p=message.min_p if has("min_p") else defaults.min_p,
-        seed=message.seed if has("seed") else defaults.seed,
-        stop_token_ids=tuple(map(TokenId, message.stop_token_ids)) or defaults.stop_token_ids,
-        ignore_eos=message.ignore_eos if has("ignore_eos") else defaults.ignore_eos,
-    )
 
 
 def encode_plan(plan: StepPlan, epoch: int) -> worker_pb2.StepPlan:
@@ -130,6 +97,11 @@ def encode_result(result: StepResult, epoch: int) -> worker_pb2.StepResult:
         ],
         queue_ns=result.queue_ns,
         compute_ns=result.compute_ns,
+        prompt_logprobs=[
+            worker_pb2.PromptLogprobs(row=part.row, start=part.start, **_logprob_columns(part.places))
+            for part in result.prompt_logprobs
+        ],
+        **_logprob_columns(result.logprobs),
     )
 
 
@@ -154,9 +126,13 @@ def decode_result(message: worker_pb2.StepResult) -> tuple[StepResult, int]:
         token_ids=tuple(map(TokenId, token_ids)),
         finishes=tuple(None if finish == GOES_ON else FinishReason(finish) for finish in finishes),
         failures=tuple(RowFailure(Row(one.row), one.reason, one.message) for one in message.failures),
+        logprobs=_decode_logprobs(reader, message),
+        prompt_logprobs=tuple(_decode_prompt_logprobs(reader, part) for part in message.prompt_logprobs),
         queue_ns=message.queue_ns,
         compute_ns=message.compute_ns,
     )
+    if result.logprobs and len(result.logprobs) != len(token_ids):
+        raise reader.malformed(f"logprob_counts_i32 has {len(result.logprobs)} entries for {len(token_ids)} tokens")
     return result, message.epoch
 
 
@@ -169,6 +145,9 @@ def _encode_admission(admission: Admission) -> worker_pb2.Admission:
         sampling=encode_sampling(admission.sampling),
         block_ids_i32=_pack(admission.block_ids),
         num_cached_tokens=admission.num_cached_tokens,
+        bad_word_counts_i32=_pack([len(word) for word in admission.sampling.bad_word_ids]),
+        bad_word_ids_i32=_pack([token_id for word in admission.sampling.bad_word_ids for token_id in word]),
+        grammar=admission.sampling.grammar,
     )
 
 
@@ -178,12 +157,16 @@ def _decode_admission(reader: "_Reader", message: worker_pb2.Admission) -> Admis
         raise reader.malformed(f"num_prompt_tokens is {message.num_prompt_tokens} of {len(token_ids)} tokens")
     if message.num_cached_tokens >= len(token_ids):
         raise reader.malformed(f"num_cached_tokens is {message.num_cached_tokens} of {len(token_ids)} tokens")
+    word_counts = reader.column("bad_word_counts_i32", message.bad_word_counts_i32, least=1)
+    word_ids = reader.column("bad_word_ids_i32", message.bad_word_ids_i32)
+    reader.total("bad_word_ids_i32", word_ids, word_counts)
+    words = tuple(tuple(map(TokenId, word)) for word in _cut(word_ids, word_counts))
     return Admission(
         row=Row(message.row),
         request_id=RequestId(message.request_id),
         token_ids=tuple(map(TokenId, token_ids)),
         num_prompt_tokens=message.num_prompt_tokens,
-        sampling=decode_sampling(message.sampling),
+        sampling=replace(decode_sampling(message.sampling), bad_word_ids=words, grammar=message.grammar),
         block_ids=tuple(map(BlockId, reader.column("block_ids_i32", message.block_ids_i32))),
         num_cached_tokens=message.num_cached_tokens,
     )
@@ -208,6 +191,48 @@ def _decode_chunks(reader: "_Reader", message: worker_pb2.StepPlan) -> tuple[Chu
         Chunk(Row(row), count, blocks_of_row)
         for row, count, blocks_of_row in zip(rows, counts, new_blocks, strict=True)
     )
+
+
+def _logprob_columns(places: Sequence[TokenLogprobs | None]) -> dict[str, bytes]:
+    """Lay log-probabilities side by side. None has no entries."""
+    told = [place for place in places if place is not None]
+    return {
+        "logprob_counts_i32": _pack([0 if place is None else len(place.token_ids) for place in places]),
+        "logprob_token_ids_i32": _pack([token_id for place in told for token_id in place.token_ids]),
+        "logprobs_f32": np.array([logprob for place in told for logprob in place.logprobs], "<f4").tobytes(),
+        "logprob_ranks_i32": _pack([rank for place in told for rank in place.ranks]),
+    }
+
+
+def _decode_logprobs(
+    reader: "_Reader", message: worker_pb2.StepResult | worker_pb2.PromptLogprobs
+) -> tuple[TokenLogprobs | None, ...]:
+    counts = reader.column("logprob_counts_i32", message.logprob_counts_i32)
+    token_ids = reader.column("logprob_token_ids_i32", message.logprob_token_ids_i32)
+    logprobs = reader.floats("logprobs_f32", message.logprobs_f32)
+    ranks = reader.column("logprob_ranks_i32", message.logprob_ranks_i32, least=1)
+    reader.total("logprob_token_ids_i32", token_ids, counts)
+    reader.same_length(logprob_token_ids_i32=token_ids, logprobs_f32=logprobs, logprob_ranks_i32=ranks)
+    cut = zip(_cut(token_ids, counts), _cut(logprobs, counts), _cut(ranks, counts), strict=True)
+    return tuple(
+        TokenLogprobs(tuple(map(TokenId, ids)), tuple(values), tuple(places)) if ids else None
+        for ids, values, places in cut
+    )
+
+
+def _decode_prompt_logprobs(reader: "_Reader", message: worker_pb2.PromptLogprobs) -> PromptLogprobs:
+    places = tuple(place for place in _decode_logprobs(reader, message) if place is not None)
+    if message.start < 1 or not places:
+        raise reader.malformed(f"prompt_logprobs of row {message.row} tells {len(places)} places from {message.start}")
+    return PromptLogprobs(Row(message.row), message.start, places)
+
+
+def _cut(numbers: Sequence[T], counts: Sequence[int]) -> Iterable[Sequence[T]]:
+    """Cut a flat column into pieces of so many entries."""
+    start = 0
+    for count in counts:
+        yield numbers[start : start + count]
+        start += count
 
 
 def _pack(numbers: Sequence[int]) -> bytes:
@@ -235,13 +260,19 @@ class _Reader:
             raise self.malformed(f"{name} has {numbers.min()}; the least is {least}")
         return list(numbers.tolist())
 
-    def same_length(self, **columns: Sequence[int]) -> None:
+    def floats(self, name: str, data: bytes) -> list[float]:
+        """Read float32 numbers. Raises: PlanOutOfOrder: a torn number."""
+        if len(data) % 4:
+            raise self.malformed(f"{name} has {len(data)} bytes, which is no number of float32")
+        return list(np.frombuffer(data, "<f4").tolist())
+
+    def same_length(self, **columns: Sequence[object]) -> None:
         """Raises: PlanOutOfOrder: columns that belong together differ in length."""
         if len({len(column) for column in columns.values()}) > 1:
             lengths = ", ".join(f"{name} has {len(column)}" for name, column in columns.items())
             raise self.malformed(f"{lengths} entries")
 
-    def total(self, name: str, column: Sequence[int], counts: Sequence[int]) -> None:
+    def total(self, name: str, column: Sequence[object], counts: Sequence[int]) -> None:
         """Raises: PlanOutOfOrder: a flat column does not have as many entries as its counts say."""
         if len(column) != sum(counts):
             raise self.malformed(f"{name} has {len(column)} entries; its counts say {sum(counts)}")

@@ -5,10 +5,13 @@ Steps travel by `protos/codec.py`.
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from typing import Final
 
 from plugins.errors import WorkerLost
-from plugins.types import ModelInfo, TokenId, TokenizerBundle, WorkerInfo
+from plugins.types import ModelInfo, ProcessorInfo, SamplingLimits, TokenId, TokenizerBundle, WorkerInfo
+from protos.admin.v1 import admin_pb2
+from protos.codec_sampling import decode_sampling, encode_sampling
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 
@@ -24,6 +27,7 @@ def encode_model_info(model: ModelInfo) -> common_pb2.ModelInfo:
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
         num_parameters=model.num_parameters,
+        default_sampling=encode_sampling(model.default_sampling),
     )
 
 
@@ -36,6 +40,7 @@ def decode_model_info(message: common_pb2.ModelInfo) -> ModelInfo:
         max_model_len=message.max_model_len,
         eos_token_ids=tuple(map(TokenId, message.eos_token_ids)),
         num_parameters=message.num_parameters,
+        default_sampling=decode_sampling(message.default_sampling),
     )
 
 
@@ -53,6 +58,9 @@ def encode_worker_info(info: WorkerInfo) -> worker_pb2.WorkerInfo:
         load_s=info.load_s,
         weights_version=info.weights_version,
         plugins=info.plugins,
+        sampling_limits=worker_pb2.SamplingLimits(**asdict(info.sampling_limits)),
+        logits_processors=info.logits_processors,
+        has_grammars=info.has_grammars,
     )
 
 
@@ -71,6 +79,11 @@ def decode_worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
         load_s=message.load_s,
         weights_version=message.weights_version,
         plugins=tuple(message.plugins),
+        sampling_limits=SamplingLimits(
+            **{each.name: getattr(message.sampling_limits, each.name) for each in fields(SamplingLimits)}
+        ),
+        logits_processors=tuple(message.logits_processors),
+        has_grammars=message.has_grammars,
     )
     sizes = ("num_blocks", "block_size", "max_sequences", "max_step_tokens")
     missing = [name for name in sizes if getattr(info, name) == 0]
@@ -78,6 +91,17 @@ def decode_worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
     if missing:
         raise WorkerLost(f"it describes itself with 0 for {', '.join(missing)}")
     return info
+
+
+def encode_processor_info(info: ProcessorInfo) -> admin_pb2.LogitsProcessorInfo:
+    return admin_pb2.LogitsProcessorInfo(
+        name=info.name,
+        place=info.place,
+        distribution=info.distribution,
+        extra_arg_names=info.extra_arg_names or (),
+        may_read_anything=info.extra_arg_names is None,
+        parameter_schema=info.parameter_schema,
+    )
 
 
 def encode_tokenizer(bundle: TokenizerBundle) -> Iterator[worker_pb2.GetTokenizerResponse]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from control_plane.admission.sampling import token_id_violations
-from control_plane.admission.submission import Submission
+from control_plane.admission.submission import ChatMessage, Submission
 from control_plane.engine.served import ServedModel
 from plugins.errors import FieldViolation, InvalidRequest
 from plugins.types import TokenId, WorkerInfo
@@ -43,7 +43,7 @@ class PromptReader:
             return self._encode_chat(submission.messages, model)
         return _checked(submission.token_ids or (), model.worker)
 
-    def _encode_chat(self, messages: Sequence[tuple[str, str]], model: ServedModel) -> tuple[TokenId, ...]:
+    def _encode_chat(self, messages: Sequence[ChatMessage], model: ServedModel) -> tuple[TokenId, ...]:
         if not messages:
             raise _refusal("chat.messages", "EMPTY_PROMPT", "the conversation has no messages; it needs at least one")
         max_messages = model.worker.model.max_model_len - 1
@@ -60,13 +60,13 @@ class PromptReader:
                 "INVALID_ROLE",
                 f"must be 1 to {MAX_ROLE_CHARACTERS} letters, digits, '_' or '-', such as user",
             )
-            for index, (role, _) in enumerate(messages)
-            if len(role) > MAX_ROLE_CHARACTERS or not ROLE.fullmatch(role)
+            for index, message in enumerate(messages)
+            if len(message.role) > MAX_ROLE_CHARACTERS or not ROLE.fullmatch(message.role)
         ]
         if violations:
             raise InvalidRequest(violations)
-        self._check_text("chat.messages", *(content for _, content in messages))
-        return model.text.encode_chat(messages)
+        self._check_text("chat.messages", *(message.content for message in messages))
+        return model.text.encode_chat([(message.role, message.content) for message in messages])
 
     def _check_text(self, field: str, *texts: str) -> None:
         try:

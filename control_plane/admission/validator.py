@@ -11,11 +11,13 @@ from control_plane.admission.account import account_violations
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.prompt import PromptReader
 from control_plane.admission.sampling import sampling_violations
-from control_plane.admission.submission import Submission
+from control_plane.admission.submission import Admitted, Submission
 from control_plane.engine.served import ServedModel, ServedModels
 from plugins.errors import FieldViolation, InvalidRequest
+from plugins.noise import child_seed
 from plugins.types import Request, RequestId, TokenId, WorkerInfo
 
+SIBLING_MARK = "·"  # in the names of further outputs; callers' names are ASCII
 MAX_NAME_CHARACTERS = 128  # of a request_id or a model's name: they come back in headers and logs
 
 
@@ -36,18 +38,19 @@ class Validator:
     ) -> None:
         self._models = models
         self._reader = PromptReader(config.max_prompt_bytes)
+        self._config = config
         self._tenant_key = config.tenant_key
         self._draw_seed = draw_seed  # in [0, 2**64)
         self._draw_request_id = draw_request_id
 
-    def validate(self, submission: Submission) -> tuple[Request, ServedModel]:
-        """Return the request, with max_tokens and seed resolved, and the model that it is for.
+    def validate(self, submission: Submission) -> Admitted:
+        """Return the requests, with max_tokens and seed resolved, and the model that they are for.
 
         Takes about half a second per MiB of text, which it tokenizes.
         Raises: InvalidRequest: names every field that is wrong; UnknownModel; NotServing.
         """
         model = self.find_model(submission.model)
-        sampling = submission.sampling
+        sampling = replace(model.worker.model.default_sampling, **submission.sampling)
         violations: list[FieldViolation] = [
             *_request_id_violations(submission.request_id),
             *sampling_violations(sampling, model.worker.model.vocab_size),
@@ -74,7 +77,13 @@ class Validator:
             priority=submission.priority,
             cache_salt=submission.cache_salt,
         )
-        return request, model
+        limit_s, asked_s = self._config.max_queue_s, submission.max_queue_time_s
+        return Admitted(
+            requests=_outputs(request),
+            model=model,
+            max_queue_s=limit_s if asked_s is None else min(limit_s, asked_s),
+            echo=submission.echo,
+        )
 
     def tokenize(self, submission: Submission) -> tuple[TokenId, ...]:
         """Return the tokens of a submission's text or conversation, of any number. Raises: as `validate`."""
@@ -88,6 +97,23 @@ class Validator:
         if len(name) > MAX_NAME_CHARACTERS:
             raise InvalidRequest([_too_long("model", name)])
         return self._models.get(name)
+
+
+def _outputs(request: Request) -> tuple[Request, ...]:
+    """Make n requests for one output each. The first has the caller's name, which no caller can give the others."""
+    sampling = request.sampling
+    if sampling.n == 1 or sampling.seed is None:
+        return (request,)
+    requests = []
+    for index in range(sampling.n):
+        own = replace(sampling, seed=child_seed(sampling.seed, index))
+        if index == 0:
+            requests.append(replace(request, sampling=own))
+            continue
+        name = RequestId(f"{request.request_id}{SIBLING_MARK}{index}")
+        own = replace(own, prompt_logprobs=None)  # one output tells them
+        requests.append(replace(request, request_id=name, sampling=own, sibling_of=request.request_id))
+    return tuple(requests)
 
 
 def _request_id_violations(request_id: str) -> list[FieldViolation]:

@@ -19,8 +19,9 @@ from control_plane.workers.supervisor import WorkerView
 from plugins.errors import IllegalMove, UnknownWorker
 from plugins.kv_events import KvEvent
 from plugins.scheduler import SchedulerLoad
-from plugins.types import WorkerId
+from plugins.types import ProcessorInfo, WorkerId
 from protos.admin.v1 import admin_pb2, admin_pb2_grpc
+from protos.codec_info import encode_processor_info
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -77,7 +78,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         on_workers: Callable[[], object],
         version: str,
         clock: Callable[[], float],
+        processors: Sequence[ProcessorInfo] = (),
     ) -> None:
+        self._processors = processors
         self._engine = engine
         self._views = views
         self._config = config
@@ -128,6 +131,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         worker_ids = self._named(request.worker_ids)
         self._engine.reset_prefix_cache(worker_ids)
         return admin_pb2.ResetPrefixCacheResponse(worker_ids=worker_ids or self._known())
+
+    async def ListPlugins(
+        self, request: admin_pb2.ListPluginsRequest, context: Context
+    ) -> admin_pb2.ListPluginsResponse:
+        return admin_pb2.ListPluginsResponse(
+            logits_processors=[encode_processor_info(each) for each in self._processors]
+        )
 
     async def SubscribeKvEvents(  # type: ignore[override]  # the stub knows generators alone, which cannot be watched
         self, request: admin_pb2.SubscribeKvEventsRequest, context: Context

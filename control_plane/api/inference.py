@@ -13,7 +13,7 @@ import grpc
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.long_work import LongWork
 from control_plane.admission.sampling import token_id_violations
-from control_plane.admission.submission import Submission
+from control_plane.admission.submission import Admitted, ChatMessage, Submission
 from control_plane.admission.validator import Validator
 from control_plane.api.meter import RequestMeter
 from control_plane.api.reader_watch import ReaderWatch
@@ -22,8 +22,8 @@ from control_plane.engine.streams import Output, OutputStream
 from plugins.errors import DeadlineExceeded, FieldViolation, InvalidRequest, NotServing, ServingError
 from plugins.metrics import Metrics
 from plugins.types import FinishReason, GenerationId, Request, RequestId, TokenId
-from protos.codec import decode_sampling
 from protos.codec_info import encode_model_info
+from protos.codec_sampling import given_sampling
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -130,14 +130,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """Serve one request to its end."""
         submission = _submission(message, _tenant(context, self._tenant_key))
-        request, model = await self._validate(submission, message.ByteSize())
+        admitted = await self._validate(submission, message.ByteSize())
+        request, model = admitted.requests[0], admitted.model
         try:
             stream = self._submit(request, model, context)
         except NotServing:
             if self._validator.find_model(submission.model).generation == model.generation:
                 raise
             # An upgrade went by while the prompt was read: what was true of the old generation is looked at anew.
-            request, model = await self._validate(submission, message.ByteSize())
+            admitted = await self._validate(submission, message.ByteSize())
+            request, model = admitted.requests[0], admitted.model
             stream = self._submit(request, model, context)
         try:
             meter.admit(request, model.worker.model.name)
@@ -157,7 +159,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             if not stream.is_ended:
                 self._engine.cancel(request.request_id)
 
-    async def _validate(self, submission: Submission, num_bytes: int) -> tuple[Request, ServedModel]:
+    async def _validate(self, submission: Submission, num_bytes: int) -> Admitted:
         return await self._long_work.run(num_bytes, lambda: self._validator.validate(submission))
 
     def _submit(self, request: Request, model: ServedModel, context: Context) -> OutputStream:
@@ -208,7 +210,7 @@ def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
         case "text":
             text = request.text
         case "chat":
-            messages = [(message.role, message.content) for message in request.chat.messages]
+            messages = [ChatMessage(role=each.role, content=each.content) for each in request.chat.messages]
     if isinstance(request, inference_pb2.TokenizeRequest):
         return Submission(model=request.model, text=text, messages=messages)
     if request.WhichOneof("input") == "tokens":
@@ -219,7 +221,7 @@ def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
         text=text,
         token_ids=token_ids,
         messages=messages,
-        sampling=decode_sampling(request.sampling),
+        sampling=given_sampling(request.sampling),
         priority=request.priority,
         cache_salt=request.cache_salt,
         tenant=tenant,

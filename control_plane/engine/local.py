@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from control_plane.admission.config import AdmissionConfig
-from control_plane.admission.submission import Submission
+from control_plane.admission.submission import Submission, given
 from control_plane.admission.validator import Validator
 from control_plane.config import Source, load_config
 from control_plane.engine.core import EngineCore
@@ -137,9 +137,9 @@ class LocalEngine:
             request_id=request_id,
             text=prompt if isinstance(prompt, str) else None,
             token_ids=None if isinstance(prompt, str) else prompt,
-            sampling=sampling or SamplingParams(),
+            sampling={} if sampling is None else given(sampling),
         )
-        request, _ = self._validator.validate(submission)
+        (request,) = self._validator.validate(submission).requests
         self._core.submit(request, GENERATION, time.monotonic())
         return request.request_id
 

@@ -3,7 +3,7 @@
 Says what is computed, in which order and under which names a checkpoint keeps the weights; every operation and
 every weight is the business of `gpu_worker/ops.py`.
 
-Shapes: T = tokens of the step, R = rows that sample, E = hidden size, H = query heads, K = KV heads,
+Shapes: T = tokens of the step, R = some of them, E = hidden size, H = query heads, K = KV heads,
 D = head dimension, F = H * D, Q = (H + 2 K) * D, M = MLP width, V = vocabulary.
 """
 
@@ -31,7 +31,7 @@ class Llama:
         self._rotary = ops.rotary(config.rope_theta, config.head_dim, config.max_position_embeddings)
 
     def forward(self, inputs: StepInputs, cache: KVCache) -> Tensor:
-        """Return the scores of the rows that sample: [R, V] float32."""
+        """Return what the head reads of each token: [T, E] float32."""
         x_TE = self._embed(inputs.token_ids)
         rotation = self._rotary.at(inputs.positions)
         for layer in self._layers:
@@ -40,7 +40,11 @@ class Llama:
             )
             x_TE.add_(layer.out(layer.attention.attend(layer.index, q_TF, inputs, cache)))
             x_TE.add_(layer.down(silu_mul(layer.gate_up(layer.post_norm(x_TE)))))
-        return self._head(self._norm(x_TE[inputs.logits_indices]))
+        return x_TE
+
+    def head(self, x_RE: Tensor) -> Tensor:
+        """Return the scores that some rows of `forward` lead to: [R, V] float32."""
+        return self._head(self._norm(x_RE))
 
 
 class _Layer:

@@ -18,7 +18,10 @@ class Model(Protocol):
     """A decoder made of ops."""
 
     def forward(self, inputs: StepInputs, cache: KVCache) -> Tensor:
-        """Compute one step. Returns the scores of the rows that sample: [R, V] float32."""
+        """Compute one step. Returns what the head reads of each token: [T, E] float32."""
+
+    def head(self, x_RE: Tensor) -> Tensor:
+        """Return the scores of the next token behind some rows of `forward`: [R, V] float32, the caller's own."""
 
 
 MODELS: Mapping[str, Callable[[ModelConfig, Ops, AttentionShape], Model]] = {

@@ -4,18 +4,17 @@ Says in which order things happen to rows, blocks and tokens; what each of them 
 the cache, the model and the sampler.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from gpu_worker.attention.groups import AttentionShape
 from gpu_worker.kv.cache import KVCache
 from gpu_worker.models.registry import Model
 from gpu_worker.runner.inputs import Ints, StepInputs, build_inputs
 from gpu_worker.runner.row_table import RowTable
-from gpu_worker.sampling.processors import ProcessorChain
-from gpu_worker.sampling.sampler import sample
+from gpu_worker.sampling.pipeline import Sampled, SamplingPipeline
 from plugins.errors import InvariantBroken
 from plugins.types import Chunk, FinishReason, Row, RowFailure, StepPlan, StepResult, TokenId
 
@@ -31,7 +30,7 @@ class ModelRunner:
         model: Model,
         cache: KVCache,
         table: RowTable,
-        processors: ProcessorChain,
+        sampling: SamplingPipeline,
         shape: AttentionShape,
         dtype: torch.dtype,
         max_step_tokens: int,
@@ -39,7 +38,8 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._table = table
-        self._processors = processors
+        self._sampling = sampling
+        self._failures: dict[Row, RowFailure] = {}  # of rows that no plan has named since
         self._shape = shape
         self._dtype = dtype
         self._max_step_tokens = max_step_tokens
@@ -52,38 +52,51 @@ class ModelRunner:
     def reset(self) -> None:
         """Forget all rows."""
         self._table.clear()
+        self._sampling.clear()
+        self._failures.clear()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "PendingStep":
         """Start a plan. Nothing waits for the device; what the plan produced is in `PendingStep.result`.
 
         Raises: InvariantBroken: the plan breaks a rule of the step protocol; rows are then in no known state, and
-            only `reset` may follow. PluginFailed: a logits processor raised.
+            only `reset` may follow.
         """
         pending = PendingStep(plan, self._table)
         self._check(plan)
-        self._table.release(plan.released_rows)
+        self._release(plan.released_rows)
         self._cache.copy_blocks(plan.block_copies)
         self._table.admit(plan.admitted)
         self._cache.clear_blocks(self._table.extend(plan.chunks))  # nothing of their last owner is left
-        for admission in plan.admitted:
-            self._processors.add_request(admission.row, admission.sampling)
+        for failure in self._sampling.admit(plan.admitted):
+            self._table.fail(failure.row)
+            self._failures[failure.row] = failure
         for _ in range(plan.decode_steps):
-            self._processors.apply_staged_writes()
+            self._sampling.apply_staged_writes()
             chunks = self._table.runnable(plan.chunks)
             if not chunks:
                 break
             pending.add(*self._step(chunks))
+        pending.failures = {
+            chunk.row: self._failures.pop(chunk.row) for chunk in plan.chunks if chunk.row in self._failures
+        }
         return pending
 
-    def _step(self, chunks: tuple[Chunk, ...]) -> tuple[StepInputs, Tensor]:
-        """One forward pass, and the tokens that it sampled: [R] int64, on the device."""
+    def _release(self, rows: Sequence[Row]) -> None:
+        self._table.release(rows)
+        self._sampling.release(rows)
+        for row in rows:
+            self._failures.pop(row, None)
+
+    def _step(self, chunks: tuple[Chunk, ...]) -> tuple[StepInputs, Sampled]:
+        """One forward pass, and what it sampled."""
         inputs = build_inputs(chunks, self._table, self._shape, self._dtype, self._table.device)
-        logits_RV = self._model.forward(inputs, self._cache)
-        tokens_R = sample(self._processors.apply(logits_RV, inputs.context), inputs.sampling)
+        self._sampling.begin(inputs)
+        hidden_TE = self._model.forward(inputs, self._cache)
+        sampled = self._sampling.sample(self._model.head(hidden_TE[inputs.logits_indices]), inputs)
         self._table.advance(inputs.rows, inputs.num_tokens)
-        self._table.append(inputs.sampled_rows, tokens_R)
-        return inputs, tokens_R
+        self._table.append(inputs.sampled_rows, sampled.tokens, sampled.is_waiting)
+        return inputs, sampled
 
     def _check(self, plan: StepPlan) -> None:
         if plan.num_tokens > self._max_step_tokens:
@@ -119,14 +132,15 @@ class PendingStep:
     def __init__(self, plan: StepPlan, table: RowTable) -> None:
         self.plan = plan
         self._table = table
-        self._sampled: list[tuple[Ints, Ints, Ints, Tensor]] = []  # rows, occupancy, num_tokens, tokens: each [R]
+        self._sampled: list[_SampledRows] = []
         self._computed_rows: set[int] = set()
+        self.failures: Mapping[Row, RowFailure] = {}  # rows that failed before anything was computed
         self.num_prompt_tokens = 0  # computed tokens that were known when their row was admitted
 
-    def add(self, inputs: StepInputs, tokens_R: Tensor) -> None:
+    def add(self, inputs: StepInputs, sampled: Sampled) -> None:
         """One forward pass of the plan was launched, and the table knows its tokens."""
         rows = inputs.sampled_rows
-        self._sampled.append((rows, self._table.occupancy[rows], self._table.num_tokens[rows], tokens_R))
+        self._sampled.append(_SampledRows(rows, self._table.occupancy[rows], self._table.num_tokens[rows], sampled))
         self._computed_rows.update(inputs.rows.tolist())
         starts_S = self._table.num_computed[inputs.rows] - inputs.num_tokens
         num_prompt_S = (self._table.num_admitted[inputs.rows] - starts_S).clip(0, inputs.num_tokens)
@@ -139,12 +153,10 @@ class PendingStep:
     def result(self) -> StepResult:
         """Wait for the device, and say what each row produced. How long it took is timed by the caller."""
         outcomes = {chunk.row: _Outcome(is_told=chunk.row not in self._computed_rows) for chunk in self.plan.chunks}
-        for rows_R, occupancy_R, num_tokens_R, tokens_R in self._sampled:
-            columns = zip(rows_R.tolist(), occupancy_R.tolist(), num_tokens_R.tolist(), tokens_R.tolist(), strict=True)
-            for row, occupancy, num_tokens, token_id in columns:
-                outcomes[row].is_told = True
-                if self._table.goes_on(row, occupancy):
-                    self._settle(outcomes[row], row, num_tokens, token_id)
+        for row, failure in self.failures.items():
+            outcomes[row].failure = failure
+        for step in self._sampled:
+            self._read(step, outcomes)
         told = [(row, outcome) for row, outcome in outcomes.items() if outcome.is_told and outcome.failure is None]
         return StepResult(
             seq=self.plan.seq,
@@ -155,10 +167,38 @@ class PendingStep:
             failures=tuple(outcome.failure for outcome in outcomes.values() if outcome.failure is not None),
         )
 
-    def _settle(self, outcome: _Outcome, row: Row, num_tokens: int, token_id: TokenId) -> None:
-        if token_id < 0:
-            outcome.failure = RowFailure(row, "LOGITS_NOT_FINITE", f"the model's scores at token {num_tokens} are NaN")
-            self._table.fail(row)
-            return
-        outcome.token_ids.append(token_id)
-        outcome.finish = self._table.judge(row, token_id, num_tokens)
+    def _read(self, step: "_SampledRows", outcomes: dict[Row, _Outcome]) -> None:
+        columns = zip(
+            step.rows.tolist(),
+            step.occupancy.tolist(),
+            step.num_tokens.tolist(),
+            step.sampled.tokens.tolist(),
+            step.sampled.is_waiting.tolist(),
+            strict=True,
+        )
+        for row, occupancy, num_tokens, token_id, is_waiting in columns:
+            outcome = outcomes[row]
+            outcome.is_told = True
+            if not self._table.goes_on(row, occupancy):
+                continue
+            failure = step.sampled.failures.get(row)
+            if failure is None and token_id < 0 and not is_waiting:
+                failure = RowFailure(
+                    row, "LOGITS_NOT_FINITE", f"the scores at token {num_tokens - 1} are not finite; no token is chosen"
+                )
+            if failure is not None:
+                outcome.failure = failure
+                self._table.fail(row)
+            elif not is_waiting:
+                outcome.token_ids.append(token_id)
+                outcome.finish = self._table.judge(row, token_id, num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledRows:
+    """One forward pass of a plan: who was in the rows that sampled, and how long they are since. Arrays are [R]."""
+
+    rows: Ints
+    occupancy: Ints
+    num_tokens: Ints
+    sampled: Sampled

@@ -212,8 +212,15 @@ class RowTable:
         """The step that computes these tokens is launched."""
         self.num_computed[rows_S] += num_tokens_S
 
-    def append(self, rows_R: Ints, tokens_R: Tensor) -> None:
-        """Append one sampled token to each row. A negative one, of a row that failed, is kept as token 0."""
+    def append(self, rows_R: Ints, tokens_R: Tensor, is_waiting_R: npt.NDArray[np.bool_]) -> None:
+        """Append one sampled token to each row. A negative one, of a row that failed, is kept as token 0.
+
+        A row that waits gets none, and its last token counts as not computed: the next chunk begins with it.
+        """
+        if is_waiting_R.any():
+            self.num_computed[rows_R[is_waiting_R]] -= 1
+            goes_on_R = ~is_waiting_R
+            rows_R, tokens_R = rows_R[goes_on_R], tokens_R[torch.from_numpy(goes_on_R).to(self.device)]
         rows = torch.from_numpy(rows_R).to(self.device)
         flat = rows * self._max_model_len + torch.from_numpy(self.num_tokens[rows_R]).to(self.device)
         self._token_ids.view(-1).index_copy_(0, flat, tokens_R.clamp(min=0).int())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from control_plane.admission.config import AdmissionConfig
-from control_plane.admission.submission import Submission
+from control_plane.admission.submission import Submission, given
 from control_plane.admission.validator import Validator
 from control_plane.engine.driver import EngineDriver
 from control_plane.engine.served import ServedModel
@@ -210,16 +210,17 @@ class Client:
         if story.trigger is Point.CANCEL_EARLY and self.request_id not in world.live:
             world.driver.cancel(self.request_id)  # of a name that nobody knows: ignored
         sampling = SamplingParams(max_tokens=story.max_tokens, seed=0, temperature=0.0, ignore_eos=not story.ends_after)
-        request, model = world.validator.validate(
+        admitted = world.validator.validate(
             Submission(
                 request_id=story.name,
                 token_ids=story.prompt,
-                sampling=sampling,
+                sampling=given(sampling),
                 tenant=story.tenant,
                 priority=story.priority,
                 cache_salt=story.salt,
             )
         )
+        (request,), model = admitted.requests, admitted.model
         request = replace(request, sibling_of=RequestId(story.leader) if story.leader else None)
         was_live = self.request_id in world.live
         stream = world.driver.submit(request, model.generation, story.deadline_s)

@@ -720,3 +720,83 @@ class BlocksCleared(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlocksCleared: _TypeAlias = BlocksCleared  # noqa: Y015
+
+@_typing.final
+class ListPluginsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPluginsRequest: _TypeAlias = ListPluginsRequest  # noqa: Y015
+
+@_typing.final
+class ListPluginsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logits_processors(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitsProcessorInfo]:
+        """In the order in which they are applied."""
+
+    def __init__(
+        self,
+        *,
+        logits_processors: _abc.Iterable[Global___LogitsProcessorInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logits_processors", b"logits_processors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPluginsResponse: _TypeAlias = ListPluginsResponse  # noqa: Y015
+
+@_typing.final
+class LogitsProcessorInfo(_message.Message):
+    """A logits processor of the workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    DISTRIBUTION_FIELD_NUMBER: _builtins.int
+    EXTRA_ARG_NAMES_FIELD_NUMBER: _builtins.int
+    MAY_READ_ANYTHING_FIELD_NUMBER: _builtins.int
+    PARAMETER_SCHEMA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    place: _builtins.str
+    """pkg.mod:Class."""
+    distribution: _builtins.str
+    """Name and version of the distribution that has it; empty if none does."""
+    may_read_anything: _builtins.bool
+    """It declares no names."""
+    parameter_schema: _builtins.str
+    """JSON schema of its arguments, as text; empty if it declares none."""
+    @_builtins.property
+    def extra_arg_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it reads of a request's extra_args. Empty with may_read_anything."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        place: _builtins.str = ...,
+        distribution: _builtins.str = ...,
+        extra_arg_names: _abc.Iterable[_builtins.str] | None = ...,
+        may_read_anything: _builtins.bool = ...,
+        parameter_schema: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distribution", b"distribution", "extra_arg_names", b"extra_arg_names", "may_read_anything", b"may_read_anything", "name", b"name", "parameter_schema", b"parameter_schema", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitsProcessorInfo: _TypeAlias = LogitsProcessorInfo  # noqa: Y015

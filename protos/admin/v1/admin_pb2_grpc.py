@@ -70,6 +70,11 @@ class AdminServiceStub:
                 request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
                 response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
                 _registered_method=True)
+        self.ListPlugins = channel.unary_unary(
+                '/dihedral.admin.v1.AdminService/ListPlugins',
+                request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListPluginsRequest.SerializeToString,
+                response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListPluginsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -130,6 +135,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPlugins(self, request, context):
+        """Lists what is plugged in, with the arguments that requests may give it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +179,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SubscribeKvEvents,
                     request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.FromString,
                     response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.SerializeToString,
+            ),
+            'ListPlugins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPlugins,
+                    request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListPluginsRequest.FromString,
+                    response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListPluginsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -359,6 +376,33 @@ class AdminService:
             '/dihedral.admin.v1.AdminService/SubscribeKvEvents',
             protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
             protos_dot_admin_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPlugins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dihedral.admin.v1.AdminService/ListPlugins',
+            protos_dot_admin_dot_v1_dot_admin__pb2.ListPluginsRequest.SerializeToString,
+            protos_dot_admin_dot_v1_dot_admin__pb2.ListPluginsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,8 @@ class AdminServiceStub:
     """Tells what happens to cached blocks, in order for each worker. A subscriber that reads too slowly is ended with
     RESOURCE_EXHAUSTED: it has missed events, must forget what it knows, and may subscribe again.
     """
+    ListPlugins: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPluginsRequest, _admin_pb2.ListPluginsResponse]
+    """Lists what is plugged in, with the arguments that requests may give it."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -85,6 +87,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Tells what happens to cached blocks, in order for each worker. A subscriber that reads too slowly is ended with
     RESOURCE_EXHAUSTED: it has missed events, must forget what it knows, and may subscribe again.
     """
+    ListPlugins: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPluginsRequest, _admin_pb2.ListPluginsResponse]  # type: ignore[assignment]
+    """Lists what is plugged in, with the arguments that requests may give it."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of a control plane."""
@@ -153,5 +157,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Tells what happens to cached blocks, in order for each worker. A subscriber that reads too slowly is ended with
         RESOURCE_EXHAUSTED: it has missed events, must forget what it knows, and may subscribe again.
         """
+
+    @_abc_1.abstractmethod
+    def ListPlugins(
+        self,
+        request: _admin_pb2.ListPluginsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPluginsResponse, _abc.Awaitable[_admin_pb2.ListPluginsResponse]]:
+        """Lists what is plugged in, with the arguments that requests may give it."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

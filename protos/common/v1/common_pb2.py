@@ -22,19 +22,30 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/common/v1/common.proto\x12\x12\x64ihedral.common.v1\"\x98\x02\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x17\n\nignore_eos\x18\x08 \x01(\x08H\x06\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eos\"\x98\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04*\xb2\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/common/v1/common.proto\x12\x12\x64ihedral.common.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xb8\t\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x17\n\nignore_eos\x18\x08 \x01(\x08H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\t \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x02H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x02H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\x0b\x88\x01\x01\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x0f \x01(\x08H\x0c\x88\x01\x01\x12\x11\n\tbad_words\x18\x10 \x03(\t\x12\x45\n\nlogit_bias\x18\x11 \x03(\x0b\x32\x31.dihedral.common.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12\x15\n\x08logprobs\x18\x13 \x01(\rH\r\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x0e\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x15 \x03(\r\x12<\n\rlogprobs_mode\x18\x16 \x01(\x0e\x32 .dihedral.common.v1.LogprobsModeH\x0f\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x17 \x01(\x08H\x10\x88\x01\x01\x12\x17\n\ndetokenize\x18\x18 \x01(\x08H\x11\x88\x01\x01\x12\x1c\n\x0fstream_interval\x18\x19 \x01(\rH\x12\x88\x01\x01\x12+\n\nextra_args\x18\x1a \x01(\x0b\x32\x17.google.protobuf.Struct\x12?\n\x11structured_output\x18\x1b \x01(\x0b\x32$.dihedral.common.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x04\n\x02_nB\r\n\x0b_min_tokensB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x1d\n\x1b_include_stop_str_in_outputB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x10\n\x0e_logprobs_modeB\x16\n\x14_skip_special_tokensB\r\n\x0b_detokenizeB\x12\n\x10_stream_interval\"\xa0\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12,\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1a.dihedral.common.v1.ChoiceH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x0c\n\nconstraint\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"\xd6\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04\x12<\n\x10\x64\x65\x66\x61ult_sampling\x18\x08 \x01(\x0b\x32\".dihedral.common.v1.SamplingParams*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02*\xb2\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.common.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=492
-  _globals['_FINISHREASON']._serialized_end=670
-  _globals['_SAMPLINGPARAMS']._serialized_start=54
-  _globals['_SAMPLINGPARAMS']._serialized_end=334
-  _globals['_MODELINFO']._serialized_start=337
-  _globals['_MODELINFO']._serialized_end=489
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_LOGPROBSMODE']._serialized_start=1699
+  _globals['_LOGPROBSMODE']._serialized_end=1796
+  _globals['_FINISHREASON']._serialized_start=1799
+  _globals['_FINISHREASON']._serialized_end=1977
+  _globals['_SAMPLINGPARAMS']._serialized_start=84
+  _globals['_SAMPLINGPARAMS']._serialized_end=1292
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=931
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=979
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1295
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1455
+  _globals['_CHOICE']._serialized_start=1457
+  _globals['_CHOICE']._serialized_end=1480
+  _globals['_MODELINFO']._serialized_start=1483
+  _globals['_MODELINFO']._serialized_end=1697
 # @@protoc_insertion_point(module_scope)

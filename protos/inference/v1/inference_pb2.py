@@ -22,48 +22,53 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from protos.common.v1 import common_pb2 as protos_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/inference/v1/inference.proto\x12\x15\x64ihedral.inference.v1\x1a\x1dprotos/common/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"<\n\x04\x43hat\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".dihedral.inference.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x89\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x31\n\x06tokens\x18\x04 \x01(\x0b\x32\x1f.dihedral.inference.v1.TokenIdsH\x00\x12+\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x1b.dihedral.inference.v1.ChatH\x00\x12\x34\n\x08sampling\x18\x06 \x01(\x0b\x32\".dihedral.common.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\tB\x07\n\x05input\"\xad\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x37\n\rfinish_reason\x18\x04 \x01(\x0e\x32 .dihedral.common.v1.FinishReason\x12+\n\x05usage\x18\x05 \x01(\x0b\x32\x1c.dihedral.inference.v1.Usage\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"$\n\rCancelRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x10\n\x0e\x43\x61ncelResponse\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.dihedral.inference.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.dihedral.common.v1.ModelInfo\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"@\n\x10GetModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.dihedral.common.v1.ModelInfo2\xc8\x04\n\x10InferenceService\x12]\n\x08Generate\x12&.dihedral.inference.v1.GenerateRequest\x1a\'.dihedral.inference.v1.GenerateResponse0\x01\x12U\n\x06\x43\x61ncel\x12$.dihedral.inference.v1.CancelRequest\x1a%.dihedral.inference.v1.CancelResponse\x12[\n\x08Tokenize\x12&.dihedral.inference.v1.TokenizeRequest\x1a\'.dihedral.inference.v1.TokenizeResponse\x12\x61\n\nDetokenize\x12(.dihedral.inference.v1.DetokenizeRequest\x1a).dihedral.inference.v1.DetokenizeResponse\x12\x61\n\nListModels\x12(.dihedral.inference.v1.ListModelsRequest\x1a).dihedral.inference.v1.ListModelsResponse\x12[\n\x08GetModel\x12&.dihedral.inference.v1.GetModelRequest\x1a\'.dihedral.inference.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/inference/v1/inference.proto\x12\x15\x64ihedral.inference.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1dprotos/common/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x96\x01\n\x04\x43hat\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".dihedral.inference.v1.ChatMessage\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\x30\n\x0ftemplate_kwargs\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"}\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12+\n\ntool_calls\x18\x03 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"\xcb\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x31\n\x06tokens\x18\x04 \x01(\x0b\x32\x1f.dihedral.inference.v1.TokenIdsH\x00\x12+\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x1b.dihedral.inference.v1.ChatH\x00\x12\x34\n\x08sampling\x18\x06 \x01(\x0b\x32\".dihedral.common.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x1d\n\x10max_queue_time_s\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\n \x01(\x08\x42\x07\n\x05inputB\x13\n\x11_max_queue_time_s\"\xe5\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x37\n\rfinish_reason\x18\x04 \x01(\x0e\x32 .dihedral.common.v1.FinishReason\x12+\n\x05usage\x18\x05 \x01(\x0b\x32\x1c.dihedral.inference.v1.Usage\x12\r\n\x05index\x18\x06 \x01(\r\x12\x36\n\x08logprobs\x18\x07 \x03(\x0b\x32$.dihedral.inference.v1.TokenLogprobs\x12\x31\n\x06prompt\x18\x08 \x01(\x0b\x32!.dihedral.inference.v1.PromptPart\x12\x15\n\x0bstop_string\x18\t \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\n \x01(\rH\x00\x42\x0c\n\nstopped_by\"C\n\rTokenLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\r\n\x05ranks\x18\x03 \x03(\r\"t\n\nPromptPart\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x36\n\x08logprobs\x18\x03 \x03(\x0b\x32$.dihedral.inference.v1.TokenLogprobs\x12\r\n\x05start\x18\x04 \x01(\r\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"$\n\rCancelRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x10\n\x0e\x43\x61ncelResponse\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.dihedral.inference.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.dihedral.common.v1.ModelInfo\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"@\n\x10GetModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.dihedral.common.v1.ModelInfo2\xc8\x04\n\x10InferenceService\x12]\n\x08Generate\x12&.dihedral.inference.v1.GenerateRequest\x1a\'.dihedral.inference.v1.GenerateResponse0\x01\x12U\n\x06\x43\x61ncel\x12$.dihedral.inference.v1.CancelRequest\x1a%.dihedral.inference.v1.CancelResponse\x12[\n\x08Tokenize\x12&.dihedral.inference.v1.TokenizeRequest\x1a\'.dihedral.inference.v1.TokenizeResponse\x12\x61\n\nDetokenize\x12(.dihedral.inference.v1.DetokenizeRequest\x1a).dihedral.inference.v1.DetokenizeResponse\x12\x61\n\nListModels\x12(.dihedral.inference.v1.ListModelsRequest\x1a).dihedral.inference.v1.ListModelsResponse\x12[\n\x08GetModel\x12&.dihedral.inference.v1.GetModelRequest\x1a\'.dihedral.inference.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.inference.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIDS']._serialized_start=93
-  _globals['_TOKENIDS']._serialized_end=116
-  _globals['_CHAT']._serialized_start=118
-  _globals['_CHAT']._serialized_end=178
-  _globals['_CHATMESSAGE']._serialized_start=180
-  _globals['_CHATMESSAGE']._serialized_end=224
-  _globals['_GENERATEREQUEST']._serialized_start=227
-  _globals['_GENERATEREQUEST']._serialized_end=492
-  _globals['_GENERATERESPONSE']._serialized_start=495
-  _globals['_GENERATERESPONSE']._serialized_end=668
-  _globals['_USAGE']._serialized_start=670
-  _globals['_USAGE']._serialized_end=746
-  _globals['_CANCELREQUEST']._serialized_start=748
-  _globals['_CANCELREQUEST']._serialized_end=784
-  _globals['_CANCELRESPONSE']._serialized_start=786
-  _globals['_CANCELRESPONSE']._serialized_end=802
-  _globals['_TOKENIZEREQUEST']._serialized_start=804
-  _globals['_TOKENIZEREQUEST']._serialized_end=906
-  _globals['_TOKENIZERESPONSE']._serialized_start=908
-  _globals['_TOKENIZERESPONSE']._serialized_end=945
-  _globals['_DETOKENIZEREQUEST']._serialized_start=947
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1000
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1002
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1036
-  _globals['_LISTMODELSREQUEST']._serialized_start=1038
-  _globals['_LISTMODELSREQUEST']._serialized_end=1057
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1059
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1126
-  _globals['_GETMODELREQUEST']._serialized_start=1128
-  _globals['_GETMODELREQUEST']._serialized_end=1160
-  _globals['_GETMODELRESPONSE']._serialized_start=1162
-  _globals['_GETMODELRESPONSE']._serialized_end=1226
-  _globals['_INFERENCESERVICE']._serialized_start=1229
-  _globals['_INFERENCESERVICE']._serialized_end=1813
+  _globals['_TOKENIDS']._serialized_start=123
+  _globals['_TOKENIDS']._serialized_end=146
+  _globals['_CHAT']._serialized_start=149
+  _globals['_CHAT']._serialized_end=299
+  _globals['_CHATMESSAGE']._serialized_start=301
+  _globals['_CHATMESSAGE']._serialized_end=426
+  _globals['_GENERATEREQUEST']._serialized_start=429
+  _globals['_GENERATEREQUEST']._serialized_end=760
+  _globals['_GENERATERESPONSE']._serialized_start=763
+  _globals['_GENERATERESPONSE']._serialized_end=1120
+  _globals['_TOKENLOGPROBS']._serialized_start=1122
+  _globals['_TOKENLOGPROBS']._serialized_end=1189
+  _globals['_PROMPTPART']._serialized_start=1191
+  _globals['_PROMPTPART']._serialized_end=1307
+  _globals['_USAGE']._serialized_start=1309
+  _globals['_USAGE']._serialized_end=1385
+  _globals['_CANCELREQUEST']._serialized_start=1387
+  _globals['_CANCELREQUEST']._serialized_end=1423
+  _globals['_CANCELRESPONSE']._serialized_start=1425
+  _globals['_CANCELRESPONSE']._serialized_end=1441
+  _globals['_TOKENIZEREQUEST']._serialized_start=1443
+  _globals['_TOKENIZEREQUEST']._serialized_end=1545
+  _globals['_TOKENIZERESPONSE']._serialized_start=1547
+  _globals['_TOKENIZERESPONSE']._serialized_end=1584
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1586
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1639
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1641
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1675
+  _globals['_LISTMODELSREQUEST']._serialized_start=1677
+  _globals['_LISTMODELSREQUEST']._serialized_end=1696
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1698
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1765
+  _globals['_GETMODELREQUEST']._serialized_start=1767
+  _globals['_GETMODELREQUEST']._serialized_end=1799
+  _globals['_GETMODELRESPONSE']._serialized_start=1801
+  _globals['_GETMODELRESPONSE']._serialized_end=1865
+  _globals['_INFERENCESERVICE']._serialized_start=1868
+  _globals['_INFERENCESERVICE']._serialized_end=2452
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from protos.common.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
@@ -48,16 +49,28 @@ class Chat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
+        """Functions that the model may call, as its template expects them: {"type": "function", "function": {...}}."""
+
+    @_builtins.property
+    def template_kwargs(self) -> _struct_pb2.Struct:
+        """Further variables of the template, such as enable_thinking."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools: _abc.Iterable[_struct_pb2.Struct] | None = ...,
+        template_kwargs: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["template_kwargs", b"template_kwargs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_kwargs", b"template_kwargs", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,18 +84,32 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Such as system, user, assistant."""
     content: _builtins.str
+    tool_call_id: _builtins.str
+    """Which of them this turn, of role tool, answers."""
+    name: _builtins.str
+    """Of the speaker, or of the function that answers."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
+        """Calls that the assistant made in this turn, as the template expects them."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[_struct_pb2.Struct] | None = ...,
+        tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -100,6 +127,8 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_TIME_S_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's name for the request, unique among those in flight. Empty: the server makes one."""
     model: _builtins.str
@@ -109,6 +138,12 @@ class GenerateRequest(_message.Message):
     """Requests with a lower number go first where the server orders by priority, in [-1000, 1000]."""
     cache_salt: _builtins.str
     """Computed prompts are shared only between requests with the same salt; at most 256 characters."""
+    max_queue_time_s: _builtins.float
+    """The request ends with RESOURCE_EXHAUSTED if it has waited so long for its turn. Unset, or above the server's own
+    limit: that limit.
+    """
+    echo: _builtins.bool
+    """The first responses tell the prompt."""
     @_builtins.property
     def tokens(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -126,13 +161,20 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        max_queue_time_s: _builtins.float | None = ...,
+        echo: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_queue_time_s", b"_max_queue_time_s", "chat", b"chat", "input", b"input", "max_queue_time_s", b"max_queue_time_s", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_queue_time_s", b"_max_queue_time_s", "cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "input", b"input", "max_queue_time_s", b"max_queue_time_s", "model", b"model", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_queue_time_s: _TypeAlias = _typing.Literal["max_queue_time_s"]  # noqa: Y015
+    _WhichOneofArgType__max_queue_time_s: _TypeAlias = _typing.Literal["_max_queue_time_s", b"_max_queue_time_s"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_queue_time_s) -> _WhichOneofReturnType__max_queue_time_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -146,21 +188,38 @@ class GenerateResponse(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """In the first response only."""
     text: _builtins.str
-    """New text since the last response: whole characters; special tokens are left out. An output that ends within a
-    character ends in U+FFFD.
+    """New text of this output since its last response: whole characters. An output that ends within a character ends in
+    U+FFFD.
     """
     finish_reason: _common_pb2.FinishReason.ValueType
-    """In the final response only."""
+    """In the last response of this output only."""
+    index: _builtins.int
+    """Which of the n outputs, from 0."""
+    stop_string: _builtins.str
+    stop_token_id: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """New tokens since the last response."""
+        """New tokens of this output since its last response."""
 
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """In the final response only."""
+        """In the final response only; of all outputs together."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """One for each of token_ids, if asked for."""
+
+    @_builtins.property
+    def prompt(self) -> Global___PromptPart:
+        """In the first responses, if asked for; a long prompt comes in pieces."""
 
     def __init__(
         self,
@@ -170,14 +229,94 @@ class GenerateResponse(_message.Message):
         text: _builtins.str = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
+        index: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        prompt: Global___PromptPart | None = ...,
+        stop_string: _builtins.str = ...,
+        stop_token_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "prompt", b"prompt", "request_id", b"request_id", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_stopped_by: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType_stopped_by: _TypeAlias = _typing.Literal["stopped_by", b"stopped_by"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_stopped_by) -> _WhichOneofReturnType_stopped_by | None: ...
+
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """What is known of one place of a sequence: the token that is there comes first, then the others that were asked for,
+    the likeliest first. The fields have one entry per token.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Natural logarithms; -inf for what cannot be."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """1 is the likeliest of the vocabulary."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "ranks", b"ranks", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class PromptPart(_message.Message):
+    """A piece of the prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """With echo."""
+    start: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With echo."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """With prompt_logprobs: one for each place from `start` on. Place 0 has none."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "start", b"start", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

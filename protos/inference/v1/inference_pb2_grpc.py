@@ -72,9 +72,9 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates the continuation of one prompt. Each response carries the tokens since the last one;
-        the final response, and only that, has a finish_reason and the usage. An error ends the stream
-        with its status instead. Dropping the call cancels the request, and so does its deadline.
+        """Generates the continuation of one prompt, or n of them. Each response carries the tokens of one output since its
+        last one; the last of an output, and only that, has a finish_reason, and the final response has the usage. An
+        error ends the stream with its status instead. Dropping the call cancels the request, and so does its deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,9 +34,9 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Generates the continuation of one prompt. Each response carries the tokens since the last one;
-    the final response, and only that, has a finish_reason and the usage. An error ends the stream
-    with its status instead. Dropping the call cancels the request, and so does its deadline.
+    """Generates the continuation of one prompt, or n of them. Each response carries the tokens of one output since its
+    last one; the last of an output, and only that, has a finish_reason, and the final response has the usage. An
+    error ends the stream with its status instead. Dropping the call cancels the request, and so does its deadline.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
     """Ends requests early. Idempotent: unknown and ended ids are ignored."""
@@ -55,9 +55,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates the continuation of one prompt. Each response carries the tokens since the last one;
-    the final response, and only that, has a finish_reason and the usage. An error ends the stream
-    with its status instead. Dropping the call cancels the request, and so does its deadline.
+    """Generates the continuation of one prompt, or n of them. Each response carries the tokens of one output since its
+    last one; the last of an output, and only that, has a finish_reason, and the final response has the usage. An
+    error ends the stream with its status instead. Dropping the call cancels the request, and so does its deadline.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends requests early. Idempotent: unknown and ended ids are ignored."""
@@ -79,9 +79,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Generates the continuation of one prompt. Each response carries the tokens since the last one;
-        the final response, and only that, has a finish_reason and the usage. An error ends the stream
-        with its status instead. Dropping the call cancels the request, and so does its deadline.
+        """Generates the continuation of one prompt, or n of them. Each response carries the tokens of one output since its
+        last one; the last of an output, and only that, has a finish_reason, and the final response has the usage. An
+        error ends the stream with its status instead. Dropping the call cancels the request, and so does its deadline.
         """
 
     @_abc_1.abstractmethod

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.common.v1 import common_pb2 as protos_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/worker/v1/worker.proto\x12\x12\x64ihedral.worker.v1\x1a\x1dprotos/common/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"B\n\x10\x44\x65scribeResponse\x12.\n\x06worker\x18\x01 \x01(\x0b\x32\x1e.dihedral.worker.v1.WorkerInfo\"\xa5\x02\n\nWorkerInfo\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.dihedral.common.v1.ModelInfo\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x06 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x04\x12\x18\n\x10tokenizer_sha256\x18\t \x01(\t\x12\x0e\n\x06load_s\x18\n \x01(\x01\x12\x17\n\x0fweights_version\x18\x0b \x01(\t\x12\x0f\n\x07plugins\x18\x0c \x03(\t\"q\n\nRunRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.dihedral.worker.v1.HelloH\x00\x12,\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.dihedral.worker.v1.StepPlanH\x00\x42\t\n\x07message\"v\n\x0bRunResponse\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.dihedral.worker.v1.ReadyH\x00\x12\x30\n\x06result\x18\x02 \x01(\x0b\x32\x1e.dihedral.worker.v1.StepResultH\x00\x42\t\n\x07message\"3\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08owner_id\x18\x02 \x01(\t\"q\n\x05Ready\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12.\n\x06worker\x18\x04 \x01(\x0b\x32\x1e.dihedral.worker.v1.WorkerInfo\"\xc6\x01\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rtoken_ids_i32\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x34\n\x08sampling\x18\x05 \x01(\x0b\x32\".dihedral.common.v1.SamplingParams\x12\x15\n\rblock_ids_i32\x18\x06 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\"\xc5\x02\n\x08StepPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x19\n\x11released_rows_i32\x18\x03 \x01(\x0c\x12\x18\n\x10\x63opy_sources_i32\x18\x04 \x01(\x0c\x12\x1d\n\x15\x63opy_destinations_i32\x18\x05 \x01(\x0c\x12/\n\x08\x61\x64mitted\x18\x06 \x03(\x0b\x32\x1d.dihedral.worker.v1.Admission\x12\x16\n\x0e\x63hunk_rows_i32\x18\x07 \x01(\x0c\x12\x1c\n\x14\x63hunk_num_tokens_i32\x18\x08 \x01(\x0c\x12\x19\n\x11growth_chunks_i32\x18\t \x01(\x0c\x12\x19\n\x11growth_counts_i32\x18\n \x01(\x0c\x12\x16\n\x0enew_blocks_i32\x18\x0b \x01(\x0c\x12\x14\n\x0c\x64\x65\x63ode_steps\x18\x0c \x01(\r\":\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xd2\x01\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x10\n\x08rows_i32\x18\x03 \x01(\x0c\x12\x12\n\ncounts_i32\x18\x04 \x01(\x0c\x12\x15\n\rtoken_ids_i32\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66inishes_u8\x18\x06 \x01(\x0c\x12\x30\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x1e.dihedral.worker.v1.RowFailure\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\ncompute_ns\x18\t \x01(\x04\"\x15\n\x13GetTokenizerRequest\"Y\n\x14GetTokenizerResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32#.dihedral.worker.v1.TokenizerHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x82\x01\n\x0fTokenizerHeader\x12\x15\n\rchat_template\x18\x01 \x01(\t\x12\x11\n\tbos_token\x18\x02 \x01(\t\x12\x11\n\teos_token\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64_bos\x18\x04 \x01(\x08\x12\x0e\n\x06sha256\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x04\x32\x97\x02\n\rWorkerService\x12U\n\x08\x44\x65scribe\x12#.dihedral.worker.v1.DescribeRequest\x1a$.dihedral.worker.v1.DescribeResponse\x12J\n\x03Run\x12\x1e.dihedral.worker.v1.RunRequest\x1a\x1f.dihedral.worker.v1.RunResponse(\x01\x30\x01\x12\x63\n\x0cGetTokenizer\x12\'.dihedral.worker.v1.GetTokenizerRequest\x1a(.dihedral.worker.v1.GetTokenizerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/worker/v1/worker.proto\x12\x12\x64ihedral.worker.v1\x1a\x1dprotos/common/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"B\n\x10\x44\x65scribeResponse\x12.\n\x06worker\x18\x01 \x01(\x0b\x32\x1e.dihedral.worker.v1.WorkerInfo\"\x93\x03\n\nWorkerInfo\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.dihedral.common.v1.ModelInfo\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x06 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x04\x12\x18\n\x10tokenizer_sha256\x18\t \x01(\t\x12\x0e\n\x06load_s\x18\n \x01(\x01\x12\x17\n\x0fweights_version\x18\x0b \x01(\t\x12\x0f\n\x07plugins\x18\x0c \x03(\t\x12;\n\x0fsampling_limits\x18\r \x01(\x0b\x32\".dihedral.worker.v1.SamplingLimits\x12\x19\n\x11logits_processors\x18\x0e \x03(\t\x12\x14\n\x0chas_grammars\x18\x0f \x01(\x08\"\xcc\x01\n\x0eSamplingLimits\x12\x1a\n\x12max_stop_token_ids\x18\x01 \x01(\r\x12\x16\n\x0emax_logit_bias\x18\x02 \x01(\r\x12\x1d\n\x15max_allowed_token_ids\x18\x03 \x01(\r\x12\x15\n\rmax_bad_words\x18\x04 \x01(\r\x12\x1b\n\x13max_bad_word_tokens\x18\x05 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x06 \x01(\r\x12\x1d\n\x15max_logprob_token_ids\x18\x07 \x01(\r\"q\n\nRunRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.dihedral.worker.v1.HelloH\x00\x12,\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.dihedral.worker.v1.StepPlanH\x00\x42\t\n\x07message\"v\n\x0bRunResponse\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.dihedral.worker.v1.ReadyH\x00\x12\x30\n\x06result\x18\x02 \x01(\x0b\x32\x1e.dihedral.worker.v1.StepResultH\x00\x42\t\n\x07message\"3\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08owner_id\x18\x02 \x01(\t\"q\n\x05Ready\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12.\n\x06worker\x18\x04 \x01(\x0b\x32\x1e.dihedral.worker.v1.WorkerInfo\"\x8e\x02\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rtoken_ids_i32\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x34\n\x08sampling\x18\x05 \x01(\x0b\x32\".dihedral.common.v1.SamplingParams\x12\x15\n\rblock_ids_i32\x18\x06 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x1b\n\x13\x62\x61\x64_word_counts_i32\x18\x08 \x01(\x0c\x12\x18\n\x10\x62\x61\x64_word_ids_i32\x18\t \x01(\x0c\x12\x0f\n\x07grammar\x18\n \x01(\t\"\xc5\x02\n\x08StepPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x19\n\x11released_rows_i32\x18\x03 \x01(\x0c\x12\x18\n\x10\x63opy_sources_i32\x18\x04 \x01(\x0c\x12\x1d\n\x15\x63opy_destinations_i32\x18\x05 \x01(\x0c\x12/\n\x08\x61\x64mitted\x18\x06 \x03(\x0b\x32\x1d.dihedral.worker.v1.Admission\x12\x16\n\x0e\x63hunk_rows_i32\x18\x07 \x01(\x0c\x12\x1c\n\x14\x63hunk_num_tokens_i32\x18\x08 \x01(\x0c\x12\x19\n\x11growth_chunks_i32\x18\t \x01(\x0c\x12\x19\n\x11growth_counts_i32\x18\n \x01(\x0c\x12\x16\n\x0enew_blocks_i32\x18\x0b \x01(\x0c\x12\x14\n\x0c\x64\x65\x63ode_steps\x18\x0c \x01(\r\":\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xfb\x02\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x10\n\x08rows_i32\x18\x03 \x01(\x0c\x12\x12\n\ncounts_i32\x18\x04 \x01(\x0c\x12\x15\n\rtoken_ids_i32\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66inishes_u8\x18\x06 \x01(\x0c\x12\x30\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x1e.dihedral.worker.v1.RowFailure\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\ncompute_ns\x18\t \x01(\x04\x12\x1a\n\x12logprob_counts_i32\x18\n \x01(\x0c\x12\x1d\n\x15logprob_token_ids_i32\x18\x0b \x01(\x0c\x12\x14\n\x0clogprobs_f32\x18\x0c \x01(\x0c\x12\x19\n\x11logprob_ranks_i32\x18\r \x01(\x0c\x12;\n\x0fprompt_logprobs\x18\x0e \x03(\x0b\x32\".dihedral.worker.v1.PromptLogprobs\"\x98\x01\n\x0ePromptLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x1a\n\x12logprob_counts_i32\x18\x03 \x01(\x0c\x12\x1d\n\x15logprob_token_ids_i32\x18\x04 \x01(\x0c\x12\x14\n\x0clogprobs_f32\x18\x05 \x01(\x0c\x12\x19\n\x11logprob_ranks_i32\x18\x06 \x01(\x0c\"\x15\n\x13GetTokenizerRequest\"Y\n\x14GetTokenizerResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32#.dihedral.worker.v1.TokenizerHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x82\x01\n\x0fTokenizerHeader\x12\x15\n\rchat_template\x18\x01 \x01(\t\x12\x11\n\tbos_token\x18\x02 \x01(\t\x12\x11\n\teos_token\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64_bos\x18\x04 \x01(\x08\x12\x0e\n\x06sha256\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x04\x32\x97\x02\n\rWorkerService\x12U\n\x08\x44\x65scribe\x12#.dihedral.worker.v1.DescribeRequest\x1a$.dihedral.worker.v1.DescribeResponse\x12J\n\x03Run\x12\x1e.dihedral.worker.v1.RunRequest\x1a\x1f.dihedral.worker.v1.RunResponse(\x01\x30\x01\x12\x63\n\x0cGetTokenizer\x12\'.dihedral.worker.v1.GetTokenizerRequest\x1a(.dihedral.worker.v1.GetTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE']._serialized_start=103
   _globals['_DESCRIBERESPONSE']._serialized_end=169
   _globals['_WORKERINFO']._serialized_start=172
-  _globals['_WORKERINFO']._serialized_end=465
-  _globals['_RUNREQUEST']._serialized_start=467
-  _globals['_RUNREQUEST']._serialized_end=580
-  _globals['_RUNRESPONSE']._serialized_start=582
-  _globals['_RUNRESPONSE']._serialized_end=700
-  _globals['_HELLO']._serialized_start=702
-  _globals['_HELLO']._serialized_end=753
-  _globals['_READY']._serialized_start=755
-  _globals['_READY']._serialized_end=868
-  _globals['_ADMISSION']._serialized_start=871
-  _globals['_ADMISSION']._serialized_end=1069
-  _globals['_STEPPLAN']._serialized_start=1072
-  _globals['_STEPPLAN']._serialized_end=1397
-  _globals['_ROWFAILURE']._serialized_start=1399
-  _globals['_ROWFAILURE']._serialized_end=1457
-  _globals['_STEPRESULT']._serialized_start=1460
-  _globals['_STEPRESULT']._serialized_end=1670
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1672
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1693
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1695
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1784
-  _globals['_TOKENIZERHEADER']._serialized_start=1787
-  _globals['_TOKENIZERHEADER']._serialized_end=1917
-  _globals['_WORKERSERVICE']._serialized_start=1920
-  _globals['_WORKERSERVICE']._serialized_end=2199
+  _globals['_WORKERINFO']._serialized_end=575
+  _globals['_SAMPLINGLIMITS']._serialized_start=578
+  _globals['_SAMPLINGLIMITS']._serialized_end=782
+  _globals['_RUNREQUEST']._serialized_start=784
+  _globals['_RUNREQUEST']._serialized_end=897
+  _globals['_RUNRESPONSE']._serialized_start=899
+  _globals['_RUNRESPONSE']._serialized_end=1017
+  _globals['_HELLO']._serialized_start=1019
+  _globals['_HELLO']._serialized_end=1070
+  _globals['_READY']._serialized_start=1072
+  _globals['_READY']._serialized_end=1185
+  _globals['_ADMISSION']._serialized_start=1188
+  _globals['_ADMISSION']._serialized_end=1458
+  _globals['_STEPPLAN']._serialized_start=1461
+  _globals['_STEPPLAN']._serialized_end=1786
+  _globals['_ROWFAILURE']._serialized_start=1788
+  _globals['_ROWFAILURE']._serialized_end=1846
+  _globals['_STEPRESULT']._serialized_start=1849
+  _globals['_STEPRESULT']._serialized_end=2228
+  _globals['_PROMPTLOGPROBS']._serialized_start=2231
+  _globals['_PROMPTLOGPROBS']._serialized_end=2383
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2385
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2406
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2408
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2497
+  _globals['_TOKENIZERHEADER']._serialized_start=2500
+  _globals['_TOKENIZERHEADER']._serialized_end=2630
+  _globals['_WORKERSERVICE']._serialized_start=2633
+  _globals['_WORKERSERVICE']._serialized_end=2912
 # @@protoc_insertion_point(module_scope)

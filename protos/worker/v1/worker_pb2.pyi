@@ -72,6 +72,9 @@ class WorkerInfo(_message.Message):
     LOAD_S_FIELD_NUMBER: _builtins.int
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     PLUGINS_FIELD_NUMBER: _builtins.int
+    SAMPLING_LIMITS_FIELD_NUMBER: _builtins.int
+    LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
+    HAS_GRAMMARS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Drawn at process start."""
     num_blocks: _builtins.int
@@ -84,11 +87,19 @@ class WorkerInfo(_message.Message):
     load_s: _builtins.float
     weights_version: _builtins.str
     """Equal for equal weights."""
+    has_grammars: _builtins.bool
+    """It can hold an output to a grammar."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
     def plugins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What was added to it, each as name==version, sorted."""
+
+    @_builtins.property
+    def sampling_limits(self) -> Global___SamplingLimits: ...
+    @_builtins.property
+    def logits_processors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Places of the logits processors, pkg.mod:Class, in the order in which they are applied."""
 
     def __init__(
         self,
@@ -105,14 +116,56 @@ class WorkerInfo(_message.Message):
         load_s: _builtins.float = ...,
         weights_version: _builtins.str = ...,
         plugins: _abc.Iterable[_builtins.str] | None = ...,
+        sampling_limits: Global___SamplingLimits | None = ...,
+        logits_processors: _abc.Iterable[_builtins.str] | None = ...,
+        has_grammars: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "sampling_limits", b"sampling_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "load_s", b"load_s", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "plugins", b"plugins", "tokenizer_sha256", b"tokenizer_sha256", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "has_grammars", b"has_grammars", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cache_dtype", b"kv_cache_dtype", "load_s", b"load_s", "logits_processors", b"logits_processors", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "plugins", b"plugins", "sampling_limits", b"sampling_limits", "tokenizer_sha256", b"tokenizer_sha256", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class SamplingLimits(_message.Message):
+    """plugins.types.SamplingLimits: the sizes of the worker's buffers for one request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MAX_ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_BAD_WORDS_FIELD_NUMBER: _builtins.int
+    MAX_BAD_WORD_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MAX_LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    max_stop_token_ids: _builtins.int
+    max_logit_bias: _builtins.int
+    max_allowed_token_ids: _builtins.int
+    max_bad_words: _builtins.int
+    max_bad_word_tokens: _builtins.int
+    max_logprobs: _builtins.int
+    max_logprob_token_ids: _builtins.int
+    def __init__(
+        self,
+        *,
+        max_stop_token_ids: _builtins.int = ...,
+        max_logit_bias: _builtins.int = ...,
+        max_allowed_token_ids: _builtins.int = ...,
+        max_bad_words: _builtins.int = ...,
+        max_bad_word_tokens: _builtins.int = ...,
+        max_logprobs: _builtins.int = ...,
+        max_logprob_token_ids: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_allowed_token_ids", b"max_allowed_token_ids", "max_bad_word_tokens", b"max_bad_word_tokens", "max_bad_words", b"max_bad_words", "max_logit_bias", b"max_logit_bias", "max_logprob_token_ids", b"max_logprob_token_ids", "max_logprobs", b"max_logprobs", "max_stop_token_ids", b"max_stop_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplingLimits: _TypeAlias = SamplingLimits  # noqa: Y015
 
 @_typing.final
 class RunRequest(_message.Message):
@@ -236,12 +289,20 @@ class Admission(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_I32_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    BAD_WORD_COUNTS_I32_FIELD_NUMBER: _builtins.int
+    BAD_WORD_IDS_I32_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     request_id: _builtins.str
     token_ids_i32: _builtins.bytes
     num_prompt_tokens: _builtins.int
     block_ids_i32: _builtins.bytes
     num_cached_tokens: _builtins.int
+    bad_word_counts_i32: _builtins.bytes
+    """The bad words of `sampling` as tokens: how many each has, and the tokens one after the other."""
+    bad_word_ids_i32: _builtins.bytes
+    grammar: _builtins.str
+    """The structured output of `sampling`, as llguidance reads it."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
     def __init__(
@@ -254,10 +315,13 @@ class Admission(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         block_ids_i32: _builtins.bytes = ...,
         num_cached_tokens: _builtins.int = ...,
+        bad_word_counts_i32: _builtins.bytes = ...,
+        bad_word_ids_i32: _builtins.bytes = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids_i32", b"block_ids_i32", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "row", b"row", "sampling", b"sampling", "token_ids_i32", b"token_ids_i32"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_counts_i32", b"bad_word_counts_i32", "bad_word_ids_i32", b"bad_word_ids_i32", "block_ids_i32", b"block_ids_i32", "grammar", b"grammar", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "row", b"row", "sampling", b"sampling", "token_ids_i32", b"token_ids_i32"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,6 +428,11 @@ class StepResult(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     QUEUE_NS_FIELD_NUMBER: _builtins.int
     COMPUTE_NS_FIELD_NUMBER: _builtins.int
+    LOGPROB_COUNTS_I32_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_I32_FIELD_NUMBER: _builtins.int
+    LOGPROBS_F32_FIELD_NUMBER: _builtins.int
+    LOGPROB_RANKS_I32_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     seq: _builtins.int
     rows_i32: _builtins.bytes
@@ -374,8 +443,16 @@ class StepResult(_message.Message):
     """FinishReason, 0 while the row goes on. Empty: all go on."""
     queue_ns: _builtins.int
     compute_ns: _builtins.int
+    logprob_counts_i32: _builtins.bytes
+    """How many log-probabilities are told of each token. Empty: of none."""
+    logprob_token_ids_i32: _builtins.bytes
+    """One after the other."""
+    logprobs_f32: _builtins.bytes
+    logprob_ranks_i32: _builtins.bytes
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowFailure]: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobs]: ...
     def __init__(
         self,
         *,
@@ -388,14 +465,56 @@ class StepResult(_message.Message):
         failures: _abc.Iterable[Global___RowFailure] | None = ...,
         queue_ns: _builtins.int = ...,
         compute_ns: _builtins.int = ...,
+        logprob_counts_i32: _builtins.bytes = ...,
+        logprob_token_ids_i32: _builtins.bytes = ...,
+        logprobs_f32: _builtins.bytes = ...,
+        logprob_ranks_i32: _builtins.bytes = ...,
+        prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "counts_i32", b"counts_i32", "epoch", b"epoch", "failures", b"failures", "finishes_u8", b"finishes_u8", "queue_ns", b"queue_ns", "rows_i32", b"rows_i32", "seq", b"seq", "token_ids_i32", b"token_ids_i32"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "counts_i32", b"counts_i32", "epoch", b"epoch", "failures", b"failures", "finishes_u8", b"finishes_u8", "logprob_counts_i32", b"logprob_counts_i32", "logprob_ranks_i32", b"logprob_ranks_i32", "logprob_token_ids_i32", b"logprob_token_ids_i32", "logprobs_f32", b"logprobs_f32", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "rows_i32", b"rows_i32", "seq", b"seq", "token_ids_i32", b"token_ids_i32"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepResult: _TypeAlias = StepResult  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """plugins.types.PromptLogprobs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LOGPROB_COUNTS_I32_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_I32_FIELD_NUMBER: _builtins.int
+    LOGPROBS_F32_FIELD_NUMBER: _builtins.int
+    LOGPROB_RANKS_I32_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    start: _builtins.int
+    logprob_counts_i32: _builtins.bytes
+    """As in StepResult, for each place."""
+    logprob_token_ids_i32: _builtins.bytes
+    logprobs_f32: _builtins.bytes
+    logprob_ranks_i32: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        start: _builtins.int = ...,
+        logprob_counts_i32: _builtins.bytes = ...,
+        logprob_token_ids_i32: _builtins.bytes = ...,
+        logprobs_f32: _builtins.bytes = ...,
+        logprob_ranks_i32: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob_counts_i32", b"logprob_counts_i32", "logprob_ranks_i32", b"logprob_ranks_i32", "logprob_token_ids_i32", b"logprob_token_ids_i32", "logprobs_f32", b"logprobs_f32", "row", b"row", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):

@@ -28,7 +28,7 @@ if _version_not_supported:
 class WorkerServiceStub:
     """What a control plane asks of a worker. Internal: both ends are Dihedral.
 
-    A field named `..._i32` or `..._u8` is a column: little-endian numbers of that width, side by side.
+    A field named `..._i32`, `..._f32` or `..._u8` is a column: little-endian numbers of that width, side by side.
     Columns with the same prefix have the same number of entries. protos/codec.py alone reads them.
     """
 
@@ -58,7 +58,7 @@ class WorkerServiceStub:
 class WorkerServiceServicer:
     """What a control plane asks of a worker. Internal: both ends are Dihedral.
 
-    A field named `..._i32` or `..._u8` is a column: little-endian numbers of that width, side by side.
+    A field named `..._i32`, `..._f32` or `..._u8` is a column: little-endian numbers of that width, side by side.
     Columns with the same prefix have the same number of entries. protos/codec.py alone reads them.
     """
 
@@ -114,7 +114,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 class WorkerService:
     """What a control plane asks of a worker. Internal: both ends are Dihedral.
 
-    A field named `..._i32` or `..._u8` is a column: little-endian numbers of that width, side by side.
+    A field named `..._i32`, `..._f32` or `..._u8` is a column: little-endian numbers of that width, side by side.
     Columns with the same prefix have the same number of entries. protos/codec.py alone reads them.
     """
 

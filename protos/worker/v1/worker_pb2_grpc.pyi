@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class WorkerServiceStub:
     """What a control plane asks of a worker. Internal: both ends are Dihedral.
 
-    A field named `..._i32` or `..._u8` is a column: little-endian numbers of that width, side by side.
+    A field named `..._i32`, `..._f32` or `..._u8` is a column: little-endian numbers of that width, side by side.
     Columns with the same prefix have the same number of entries. protos/codec.py alone reads them.
     """
 
@@ -51,7 +51,7 @@ class WorkerServiceStub:
 class WorkerServiceAsyncStub(WorkerServiceStub):
     """What a control plane asks of a worker. Internal: both ends are Dihedral.
 
-    A field named `..._i32` or `..._u8` is a column: little-endian numbers of that width, side by side.
+    A field named `..._i32`, `..._f32` or `..._u8` is a column: little-endian numbers of that width, side by side.
     Columns with the same prefix have the same number of entries. protos/codec.py alone reads them.
     """
 
@@ -69,7 +69,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What a control plane asks of a worker. Internal: both ends are Dihedral.
 
-    A field named `..._i32` or `..._u8` is a column: little-endian numbers of that width, side by side.
+    A field named `..._i32`, `..._f32` or `..._u8` is a column: little-endian numbers of that width, side by side.
     Columns with the same prefix have the same number of entries. protos/codec.py alone reads them.
     """
 

@@ -16,18 +16,22 @@ from plugins.types import (
     BlockId,
     Chunk,
     FinishReason,
+    LogprobsMode,
     ModelInfo,
+    PromptLogprobs,
     RequestId,
     Row,
     RowFailure,
     SamplingParams,
     StepPlan,
     StepResult,
+    StructuredOutput,
     TokenId,
     TokenizerBundle,
+    TokenLogprobs,
     WorkerInfo,
 )
-from protos.codec import decode_plan, decode_result, decode_sampling, encode_plan, encode_result, encode_sampling
+from protos.codec import decode_plan, decode_result, encode_plan, encode_result
 from protos.codec_info import (
     TOKENIZER_CHUNK_BYTES,
     decode_model_info,
@@ -37,6 +41,7 @@ from protos.codec_info import (
     encode_tokenizer,
     encode_worker_info,
 )
+from protos.codec_sampling import decode_sampling, encode_sampling
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 
@@ -56,7 +61,9 @@ def drawn(cls: type[T], **narrower: st.SearchStrategy[typing.Any]) -> st.SearchS
     unknown = set(narrower) - set(fields)
     if unknown:
         raise ValueError(f"{cls.__name__} has no fields {unknown}")
-    return st.builds(cls, **{name: narrower.get(name, by_type(hint)) for name, hint in fields.items()})
+    return st.builds(
+        cls, **{name: narrower[name] if name in narrower else by_type(hint) for name, hint in fields.items()}
+    )
 
 
 def by_type(hint: object) -> st.SearchStrategy[typing.Any]:
@@ -70,12 +77,52 @@ def by_type(hint: object) -> st.SearchStrategy[typing.Any]:
         return st.one_of(*[st.none() if arg is type(None) else by_type(arg) for arg in typing.get_args(hint)])
     simple: dict[object, st.SearchStrategy[typing.Any]] = {
         int: INT32, float: FLOAT32, str: st.text(), bool: st.booleans(), bytes: st.binary(),
-        FinishReason: st.sampled_from(FinishReason),
+        FinishReason: st.sampled_from(FinishReason), LogprobsMode: st.sampled_from(LogprobsMode),
     }  # fmt: skip
     return simple[hint]
 
 
-SAMPLINGS = drawn(SamplingParams, seed=st.none() | UINT64)
+WIRE_TEXT = st.text(st.characters(codec="utf-8"))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | WIRE_TEXT,
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(WIRE_TEXT, each, max_size=3),
+    max_leaves=6,
+)
+STRUCTURED = st.one_of(
+    st.builds(StructuredOutput, json_schema=WIRE_TEXT),
+    st.builds(StructuredOutput, json_object=st.just(True)),
+    st.builds(StructuredOutput, regex=WIRE_TEXT),
+    st.builds(StructuredOutput, choice=st.lists(WIRE_TEXT, min_size=1, max_size=3).map(tuple)),
+    st.builds(StructuredOutput, grammar=WIRE_TEXT),
+    st.just(StructuredOutput()),
+)
+GIVEN_SAMPLINGS = {
+    "seed": st.none() | UINT64,
+    "logit_bias": st.dictionaries(INT32.map(TokenId), FLOAT32, max_size=3),
+    "extra_args": st.dictionaries(WIRE_TEXT, JSON, max_size=3),
+    "structured_output": st.none() | STRUCTURED,
+}
+PUBLIC_SAMPLINGS = drawn(SamplingParams, **GIVEN_SAMPLINGS, bad_word_ids=st.just(()), grammar=st.just(""))
+SAMPLINGS = drawn(
+    SamplingParams,
+    **GIVEN_SAMPLINGS,
+    bad_word_ids=st.lists(st.lists(INT32.map(TokenId), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def token_logprobs(draw: st.DrawFn) -> TokenLogprobs:
+    num_told = draw(st.integers(1, 4))
+    return TokenLogprobs(
+        tuple(draw(st.lists(INT32.map(TokenId), min_size=num_told, max_size=num_told))),
+        tuple(draw(st.lists(st.floats(width=32, allow_nan=False), min_size=num_told, max_size=num_told))),
+        tuple(draw(st.lists(POSITIVE, min_size=num_told, max_size=num_told))),
+    )
+
+
+PROMPT_LOGPROBS = drawn(
+    PromptLogprobs, start=POSITIVE, places=st.lists(token_logprobs(), min_size=1, max_size=3).map(tuple)
+)
 
 
 @st.composite
@@ -105,6 +152,9 @@ def results(draw: st.DrawFn) -> StepResult:
             counts=st.just(tuple(counts)),
             token_ids=st.lists(INT32, min_size=sum(counts), max_size=sum(counts)).map(tuple),
             finishes=st.lists(finishes, min_size=num_rows, max_size=num_rows).map(tuple),
+            logprobs=st.just(())
+            | st.lists(st.none() | token_logprobs(), min_size=sum(counts), max_size=sum(counts)).map(tuple),
+            prompt_logprobs=st.lists(PROMPT_LOGPROBS, max_size=2).map(tuple),
             queue_ns=UINT64,
             compute_ns=UINT64,
         )
@@ -118,7 +168,9 @@ PLANS = drawn(
     chunks=st.lists(drawn(Chunk, num_tokens=st.just(1) | POSITIVE), max_size=6).map(tuple),
     decode_steps=POSITIVE,
 )
-MODELS = drawn(ModelInfo, vocab_size=POSITIVE, max_model_len=POSITIVE, num_parameters=UINT64)
+MODELS = drawn(
+    ModelInfo, default_sampling=PUBLIC_SAMPLINGS, vocab_size=POSITIVE, max_model_len=POSITIVE, num_parameters=UINT64
+)
 WORKERS = drawn(
     WorkerInfo,
     model=MODELS,
@@ -131,7 +183,7 @@ WORKERS = drawn(
 )
 
 
-@given(SAMPLINGS)
+@given(PUBLIC_SAMPLINGS)
 def test_sampling_parameters_come_back_as_they_were(sampling: SamplingParams) -> None:
     assert decode_sampling(_over_the_wire(encode_sampling(sampling))) == sampling
 

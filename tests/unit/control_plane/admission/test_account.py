@@ -23,20 +23,20 @@ def refusal(submission: Submission, checker: Validator | None = None) -> tuple[s
 def test_priority_tenant_and_salt_reach_the_request() -> None:
     submission = Submission(text="a", priority=-3, tenant="team red", cache_salt="pinch")
 
-    request, _ = validator().validate(submission)
+    (request,) = validator().validate(submission).requests
 
     assert (request.priority, request.tenant, request.cache_salt) == (-3, "team red", "pinch")
 
 
 def test_who_gives_none_is_everybody_with_priority_0_and_no_salt() -> None:
-    request, _ = validator().validate(Submission(text="a"))
+    (request,) = validator().validate(Submission(text="a")).requests
 
     assert (request.priority, request.tenant, request.cache_salt) == (0, "", "")
 
 
 @pytest.mark.parametrize("priority", [-1000, 1000])
 def test_the_outermost_priorities_are_taken(priority: int) -> None:
-    assert validator().validate(Submission(text="a", priority=priority))[0].priority == priority
+    assert validator().validate(Submission(text="a", priority=priority)).requests[0].priority == priority
 
 
 @pytest.mark.parametrize("priority", [-1001, 1001, -(2**31), 2**31 - 1])
@@ -49,7 +49,7 @@ def test_a_priority_beyond_them_is_refused(priority: int) -> None:
 
 
 def test_a_salt_may_have_256_characters_of_any_kind() -> None:
-    assert validator().validate(Submission(text="a", cache_salt="é" * 256))[0].cache_salt == "é" * 256
+    assert validator().validate(Submission(text="a", cache_salt="é" * 256)).requests[0].cache_salt == "é" * 256
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_salt_that_cannot_be_one_is_refused(salt: str, reason: str, descriptio
 
 
 def test_a_tenant_may_have_128_characters() -> None:
-    assert validator().validate(Submission(text="a", tenant="~" * 128))[0].tenant == "~" * 128
+    assert validator().validate(Submission(text="a", tenant="~" * 128)).requests[0].tenant == "~" * 128
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.admission.config import AdmissionConfig
-from control_plane.admission.submission import Submission
+from control_plane.admission.submission import ChatMessage, Submission
+from control_plane.admission.submission import given as all_given
 from control_plane.admission.validator import Validator
 from plugins.errors import Code, FieldViolation, InvalidConfig, InvalidRequest, NotServing, UnknownModel
 from plugins.types import Request, SamplingParams, TokenId
@@ -28,7 +29,7 @@ def validator(max_model_len: int = 128, num_blocks: int = 64, max_prompt_bytes: 
 
 
 def admit(submission: Submission) -> Request:
-    return validator().validate(submission)[0]
+    return validator().validate(submission).requests[0]
 
 
 def violations(submission: Submission, checker: Validator | None = None) -> list[FieldViolation]:
@@ -48,14 +49,14 @@ def tokens(num: int) -> Submission:
 
 
 def test_a_text_is_admitted_with_everything_resolved() -> None:
-    request, model = validator().validate(Submission(text="hello Paris"))
+    admitted = validator().validate(Submission(text="hello Paris"))
 
-    assert request == Request(
+    assert admitted.requests[0] == Request(
         request_id="drawn",  # type: ignore[arg-type]  # an id is its letters
         prompt_token_ids=(merged("hello"), merged(" Paris")),
         sampling=SamplingParams(max_tokens=126, seed=77),
     )
-    assert model.worker.model.name == "small"
+    assert admitted.model.worker.model.name == "small"
 
 
 def test_what_the_caller_chose_is_kept() -> None:
@@ -70,13 +71,13 @@ def test_what_the_caller_chose_is_kept() -> None:
         ignore_eos=True,
     )
 
-    request = admit(Submission(request_id="mine ~!", model="small", token_ids=[3, 4], sampling=sampling))
+    request = admit(Submission(request_id="mine ~!", model="small", token_ids=[3, 4], sampling=all_given(sampling)))
 
     assert (request.request_id, request.prompt_token_ids, request.sampling) == ("mine ~!", (3, 4), sampling)
 
 
 def test_a_conversation_is_admitted_with_the_special_tokens_of_its_template() -> None:
-    request = admit(Submission(messages=[("user", "hello")]))
+    request = admit(Submission(messages=[ChatMessage(role="user", content="hello")]))
 
     assert request.prompt_token_ids[0] == 1
     assert request.prompt_token_ids[6:9] == (merged("hello"), 2, byte(0x0A))
@@ -95,14 +96,14 @@ def test_an_empty_prompt_is_refused(submission: Submission, field: str) -> None:
 
 
 def test_an_empty_message_is_a_prompt_because_its_template_gives_it_tokens() -> None:
-    assert len(admit(Submission(messages=[("user", "")])).prompt_token_ids) > 1
+    assert len(admit(Submission(messages=[ChatMessage(role="user", content="")])).prompt_token_ids) > 1
 
 
 def test_an_empty_text_is_a_prompt_if_the_model_starts_it_with_a_token() -> None:
     model = served_model(tokenizer=bundle(add_bos=True))
     checker = Validator(directory(model), AdmissionConfig(), lambda: 1)
 
-    assert checker.validate(Submission(text=""))[0].prompt_token_ids == (1,)
+    assert checker.validate(Submission(text="")).requests[0].prompt_token_ids == (1,)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,10 @@ def test_a_long_text_is_refused_as_a_text_with_its_number_of_tokens() -> None:
 
 
 def test_a_long_conversation_is_refused_as_one() -> None:
-    assert only(Submission(messages=[("user", "a" * 2000)]))[:2] == ("chat.messages", "PROMPT_TOO_LONG")
+    assert only(Submission(messages=[ChatMessage(role="user", content="a" * 2000)]))[:2] == (
+        "chat.messages",
+        "PROMPT_TOO_LONG",
+    )
 
 
 def test_a_text_above_the_configured_bytes_is_refused_before_it_is_tokenized() -> None:
@@ -145,11 +149,14 @@ def test_a_text_above_the_configured_bytes_is_refused_before_it_is_tokenized() -
         "PROMPT_TOO_LARGE",
         "has 10 bytes; admission.max_prompt_bytes allows 9",
     )
-    assert only(Submission(messages=[("user", "12345"), ("user", "67890")]), checker)[:2] == (
+    assert only(
+        Submission(messages=[ChatMessage(role="user", content="12345"), ChatMessage(role="user", content="67890")]),
+        checker,
+    )[:2] == (
         "chat.messages",
         "PROMPT_TOO_LARGE",
     )
-    assert checker.validate(Submission(text="é" * 4))[0].prompt_token_ids == (byte(0xC3), byte(0xA9)) * 4
+    assert checker.validate(Submission(text="é" * 4)).requests[0].prompt_token_ids == (byte(0xC3), byte(0xA9)) * 4
 
 
 def test_a_text_with_half_a_surrogate_pair_is_refused() -> None:
@@ -205,13 +212,17 @@ def test_the_last_token_of_the_vocabulary_is_a_prompt() -> None:
     ],
 )  # fmt: skip
 def test_a_sampling_parameter_out_of_range_is_named(sampling: SamplingParams, field: str, description: str) -> None:
-    assert only(Submission(text="a", sampling=sampling)) == (f"sampling.{field}", "OUT_OF_RANGE", description)
+    assert only(Submission(text="a", sampling=all_given(sampling))) == (
+        f"sampling.{field}",
+        "OUT_OF_RANGE",
+        description,
+    )
 
 
 def test_a_stop_token_outside_the_vocabulary_is_named_with_its_place() -> None:
     sampling = SamplingParams(stop_token_ids=(TokenId(3), TokenId(270)))
 
-    assert only(Submission(text="a", sampling=sampling)) == (
+    assert only(Submission(text="a", sampling=all_given(sampling))) == (
         "sampling.stop_token_ids",
         "TOKEN_OUT_OF_VOCABULARY",
         "token 270 at index 1 is not in the vocabulary, [0, 270)",
@@ -230,25 +241,25 @@ def test_every_value_within_its_range_is_admitted(
 ) -> None:
     sampling = SamplingParams(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
 
-    assert admit(Submission(text="a", sampling=sampling)).sampling == sampling
+    assert admit(Submission(text="a", sampling=all_given(sampling))).sampling == sampling
 
 
 @pytest.mark.parametrize("max_tokens", [None, 109, 10_000])
 def test_max_tokens_left_out_or_beyond_the_context_fills_the_context(max_tokens: int | None) -> None:
     """Case B026: max_tokens is larger than the context, or left out."""
-    submission = replace(tokens(20), sampling=SamplingParams(max_tokens=max_tokens))
+    submission = replace(tokens(20), sampling={"max_tokens": max_tokens})
 
     assert admit(submission).sampling.max_tokens == 108
 
 
 def test_max_tokens_that_fit_are_kept() -> None:
-    assert admit(replace(tokens(20), sampling=SamplingParams(max_tokens=107))).sampling.max_tokens == 107
+    assert admit(replace(tokens(20), sampling={"max_tokens": 107})).sampling.max_tokens == 107
 
 
 def test_max_tokens_fill_the_cache_if_it_holds_less_than_the_context() -> None:
     checker = validator(num_blocks=4)
 
-    assert checker.validate(tokens(20))[0].sampling.max_tokens == 44
+    assert checker.validate(tokens(20)).requests[0].sampling.max_tokens == 44
 
 
 def test_a_prompt_that_no_empty_cache_could_hold_is_refused_with_the_numbers() -> None:
@@ -258,7 +269,7 @@ def test_a_prompt_that_no_empty_cache_could_hold_is_refused_with_the_numbers() -
 
     assert (field, reason) == ("tokens.ids", "EXCEEDS_KV_CACHE")
     assert "the prompt has 64 tokens; the whole KV cache holds 64 (4 blocks of 16)" in description
-    assert checker.validate(tokens(63))[0].sampling.max_tokens == 1
+    assert checker.validate(tokens(63)).requests[0].sampling.max_tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +292,9 @@ def test_a_request_id_of_128_characters_is_kept() -> None:
 
 @pytest.mark.parametrize("role", ["", "two words", "<|im_end|>", "x" * 65, "system\n"])
 def test_a_role_is_a_word(role: str) -> None:
-    field, reason, _ = only(Submission(messages=[("user", "a"), (role, "b")]))
+    field, reason, _ = only(
+        Submission(messages=[ChatMessage(role="user", content="a"), ChatMessage(role=role, content="b")])
+    )
 
     assert (field, reason) == ("chat.messages[1].role", "INVALID_ROLE")
 
@@ -291,7 +304,9 @@ def test_everything_wrong_is_told_at_once() -> None:
         max_tokens=0, temperature=NAN, top_k=-1, top_p=0.0, min_p=2.0, seed=-1, stop_token_ids=(TokenId(-1),)
     )
 
-    fields = [found.field for found in violations(Submission(request_id="\n", token_ids=[-1], sampling=sampling))]
+    fields = [
+        found.field for found in violations(Submission(request_id="\n", token_ids=[-1], sampling=all_given(sampling)))
+    ]
 
     assert fields == [
         "request_id",
@@ -325,7 +340,7 @@ def test_nothing_is_admitted_while_no_model_is_loaded() -> None:
 def test_each_request_without_an_id_gets_its_own() -> None:
     checker = Validator(directory(SMALL), AdmissionConfig(), lambda: 1)
 
-    ids = {checker.validate(Submission(text="a"))[0].request_id for _ in range(3)}
+    ids = {checker.validate(Submission(text="a")).requests[0].request_id for _ in range(3)}
 
     assert len(ids) == 3
     assert {len(request_id) for request_id in ids} == {32}

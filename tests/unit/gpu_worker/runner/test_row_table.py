@@ -36,7 +36,7 @@ def test_an_appended_token_lengthens_its_row_alone() -> None:
     table = make_table()
     table.admit([admission(0, (7, 8)), admission(2, (5,))])
 
-    table.append(np.array([2]), torch.tensor([33]))
+    table.append(np.array([2]), torch.tensor([33]), np.array([False]))
 
     assert table.all_token_ids[2, :2].tolist() == [5, 33]
     assert table.total_len.tolist() == [2, 0, 2]

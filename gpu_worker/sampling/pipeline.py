@@ -1,0 +1,95 @@
+"""From the model's scores to tokens: every stage in between, in the order that docs/sampling.md tells.
+
+Calls the stages and gathers what became of each row; what a stage does to the scores is its own business.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gpu_worker.runner.inputs import Ints, StepInputs
+from gpu_worker.sampling.processors import ProcessorChain
+from gpu_worker.sampling.sampler import sample
+from plugins.types import Admission, Row, RowFailure
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Grammars(Protocol):
+    """The grammars of the rows that have one. The device thread alone calls it."""
+
+    def admit(self, admission: Admission) -> None:
+        """Take a new occupant of a row, and begin to read its grammar elsewhere if it has one."""
+
+    def release(self, rows: Sequence[Row]) -> None:
+        """Forget some rows."""
+
+    def clear(self) -> None:
+        """Forget every row."""
+
+    def begin(self, rows_R: Ints) -> None:
+        """Begin to find out what these rows allow, while the forward runs: all their tokens so far are known."""
+
+    def mask(self, logits_RV: Tensor, rows_R: Ints) -> tuple[Bools, list[RowFailure]]:
+        """Set to -inf, in place, what the grammars of the rows do not allow.
+
+        Returns which rows must wait, [R], because their grammar is not read yet, and those whose grammar failed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one forward pass led to. R = sequences that sample."""
+
+    tokens: Tensor  # [R] int64, on the device; NO_TOKEN where the scores were not finite
+    is_waiting: Bools  # [R], on the host: no token was chosen, and none of the known ones is lost
+    failures: Mapping[Row, RowFailure]  # rows that a stage failed; their tokens mean nothing
+
+
+class SamplingPipeline:
+    """All stages of one worker. Owned by the runner; called from the device thread alone."""
+
+    def __init__(self, processors: ProcessorChain, grammars: Grammars | None) -> None:
+        self._processors = processors
+        self._grammars = grammars
+
+    def clear(self) -> None:
+        """Forget every row."""
+        if self._grammars is not None:
+            self._grammars.clear()
+
+    def release(self, rows: Sequence[Row]) -> None:
+        """Forget some rows."""
+        if self._grammars is not None:
+            self._grammars.release(rows)
+
+    def admit(self, admissions: Sequence[Admission]) -> list[RowFailure]:
+        """Offer new occupants of rows to every stage. Returns the rows that one of them failed."""
+        for admission in admissions:
+            self._processors.add_request(admission.row, admission.sampling)
+            if self._grammars is not None:
+                self._grammars.admit(admission)
+        return []
+
+    def apply_staged_writes(self) -> None:
+        """Bring the stages' state to the device: once a step, after the row table is written, before the forward."""
+        self._processors.apply_staged_writes()
+
+    def begin(self, inputs: StepInputs) -> None:
+        """Start what may run beside the forward."""
+        if self._grammars is not None:
+            self._grammars.begin(inputs.sampled_rows)
+
+    def sample(self, logits_RV: Tensor, inputs: StepInputs) -> Sampled:
+        """Choose one token per row. Overwrites the logits, [R, V] float32."""
+        is_waiting: Bools = np.zeros(len(inputs.sampled_rows), dtype=np.bool_)
+        failures: list[RowFailure] = []
+        if self._grammars is not None:
+            is_waiting, failures = self._grammars.mask(logits_RV, inputs.sampled_rows)
+        logits_RV = self._processors.apply(logits_RV, inputs.context)
+        tokens_R = sample(logits_RV, inputs.sampling)
+        return Sampled(tokens_R, is_waiting, {failure.row: failure for failure in failures})
