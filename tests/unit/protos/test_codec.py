@@ -22,6 +22,7 @@ from plugins.types import (
     RequestId,
     Row,
     RowFailure,
+    SamplingLimits,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -219,7 +220,8 @@ def test_the_drawn_plans_reach_every_kind_of_value() -> None:
     drawn_types = {type_of_field for cls in (StepPlan, StepResult, WorkerInfo) for type_of_field in _dataclasses(cls)}
 
     assert drawn_types == {
-        StepPlan, BlockCopy, Admission, SamplingParams, Chunk, StepResult, RowFailure, WorkerInfo, ModelInfo
+        StepPlan, BlockCopy, Admission, SamplingParams, StructuredOutput, Chunk, StepResult, RowFailure,
+        TokenLogprobs, PromptLogprobs, WorkerInfo, ModelInfo, SamplingLimits,
     }  # fmt: skip
 
 
