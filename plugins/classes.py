@@ -7,11 +7,15 @@ import inspect
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, distribution, entry_points, packages_distributions
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from plugins.errors import InvalidConfig
 
 T = TypeVar("T")
+
+
+class BlockedImport(ImportError):
+    """This process refuses a package on purpose. A plug-in that asks for it while it is imported cannot be loaded."""
 
 
 def find_class(
@@ -46,7 +50,10 @@ def find_class(
             found = getattr(found, attribute)
     except AttributeError as error:
         raise _cannot_load(kind, name, place, module, entries, error) from error
-    return check_class(found, base, f"{kind} {name!r}", hook)
+    fault = _fault(found, base, hook)
+    if fault:
+        raise InvalidConfig(f"{kind} {name!r} ({place} of {_owner(_distribution(module, entries))}): {fault}")
+    return cast(type[T], found)
 
 
 def check_class(found: object, base: type[T], what: str, hook: str | None = None) -> type[T]:
@@ -56,18 +63,32 @@ def check_class(found: object, base: type[T], what: str, hook: str | None = None
 
     Raises: InvalidConfig: it is no class, does not derive from `base`, or leaves abstract methods of it undefined.
     """
-    hook = hook or f"{base.__module__}.{base.__qualname__}"
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise InvalidConfig(f"{what}: {found!r} must be a subclass of {hook}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise InvalidConfig(f"{what}: {found.__qualname__} must define {missing}, as {hook} describes")
-    return found
+    fault = _fault(found, base, hook)
+    if fault:
+        raise InvalidConfig(f"{what}: {fault}")
+    return cast(type[T], found)
 
 
 def entry_point_names(group: str) -> tuple[str, ...]:
     """The names of a group of entry points, sorted."""
     return tuple(sorted({entry.name for entry in entry_points(group=group)}))
+
+
+def distribution_of(module: str) -> str:
+    """Return name and version of the distribution that a module belongs to; empty if it belongs to none."""
+    dist = _distribution(module, ())
+    return f"{dist.name} {dist.version}" if dist is not None else ""
+
+
+def _fault(found: object, base: type[object], hook: str | None) -> str:
+    """Say why something is no class of a hook that can be built; empty if it is one."""
+    hook = hook or f"{base.__module__}.{base.__qualname__}"
+    if not (isinstance(found, type) and issubclass(found, base)):
+        return f"{found!r} must be a subclass of {hook}"
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        return f"{found.__qualname__} must define {missing}, as {hook} describes"
+    return ""
 
 
 def _split(place: str) -> tuple[str, list[str]]:
@@ -82,9 +103,7 @@ def _split(place: str) -> tuple[str, list[str]]:
 def _cannot_load(
     kind: str, name: str, place: str, module: str, entries: Sequence[EntryPoint], error: Exception
 ) -> InvalidConfig:
-    package = module.partition(".")[0]
-    owners = packages_distributions().get(package, [])
-    dist = entries[0].dist if entries else distribution(owners[0]) if owners else None
+    dist = _distribution(module, entries)
     repaired = f"or install a version of {dist.name} that fits" if dist is not None else "or correct the module"
     match error:
         case ModuleNotFoundError(name=str(missing)) if f"{module}.".startswith(f"{missing}."):
@@ -95,11 +114,21 @@ def _cannot_load(
             remedy = f"install what it needs, {repaired}"
         case AttributeError() if error.__traceback__ is not None and error.__traceback__.tb_next is None:
             remedy = f"correct the name, {repaired}"  # the module itself was imported
+        case BlockedImport():
+            remedy = f"import it inside the methods that need it, {repaired}"
         case _:
             remedy = f"its module raised this while it was imported; set up what it wants, {repaired}"
     return InvalidConfig(
         f"{kind} {name!r} ({place} of {_owner(dist)}) cannot be loaded: {type(error).__name__}: {error}; {remedy}"
     )
+
+
+def _distribution(module: str, entries: Sequence[EntryPoint]) -> Distribution | None:
+    """Return the distribution of an entry point or, without one, of a module's package; None if there is none."""
+    if entries:
+        return entries[0].dist
+    owners = packages_distributions().get(module.partition(".")[0], [])
+    return distribution(owners[0]) if owners else None
 
 
 def _owner(dist: Distribution | None) -> str:

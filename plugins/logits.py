@@ -7,7 +7,7 @@ Gives the interface and the values it is called with; order and isolation are th
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from plugins.types import Row, SamplingParams, TokenId
 
@@ -89,18 +89,27 @@ class LogitsProcessor(ABC):
     the previous occupant left. After a preemption the same request comes back by `add_request`, with its
     output so far in `req_states`: rebuild from there what you count.
 
+    What is raised fails the rows concerned and no others: from `add_request` the row that was offered, from the other
+    two every row that was accepted, of this step or of all. Of what goes wrong in `apply` nothing remains: the scores
+    are as they were before, and processors behind this one go on with them.
+
     The module must be importable without torch, because admission calls `validate_params` in a process
     that has none: import torch inside the methods that need it.
     """
 
+    name: ClassVar[str] = ""  # what its configuration and its errors call it; empty: as it was named, or its place
+    extra_arg_names: ClassVar[Sequence[str] | None] = None  # all that it reads of extra_args; None: maybe anything
+    parameter_schema: ClassVar[Mapping[str, Any] | None] = None  # JSON schema of an object with those; None: of none
+
     @abstractmethod
     def __init__(self, config: ProcessorConfig, req_states: RequestStates) -> None:
-        """Allocate what the rows need. `req_states` stays valid and up to date."""
+        """Allocate what the rows need. `req_states` stays valid and up to date. What is raised stops the start."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Check one request at admission, after its schema, in a process without torch.
+        """Check one request at admission, after its schema, in a process without torch. Any thread may call it.
 
+        Every request comes here, also one that gives no arguments. Whatever else is raised fails that request alone.
         Raises: ValueError: the request is refused, and the message goes to its caller.
         """
         return None
@@ -111,11 +120,15 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply_staged_writes(self) -> None:
-        """Bring state to the device. Called every step, after `req_states` is written, before the forward."""
+        """Bring state to the device. Called every step, after `req_states` is written, before the forward.
+
+        Called once more for each further token of a step that repeats itself, and also when no row is accepted.
+        """
 
     @abstractmethod
     def apply(self, logits: "Tensor", ctx: LogitsContext) -> "Tensor":
         """Change logits [R, vocab_size] float32, in place or into a new tensor of that shape; return the result.
 
-        Called once a step if any row of the batch was accepted; rows that you declined are in it: leave them.
+        Called once a step if any row of the batch was accepted; rows that you declined are in it: leave them. A score
+        of -inf is of a token that may not be chosen: leave it so. Keep no reference to what was given or returned.
         """
