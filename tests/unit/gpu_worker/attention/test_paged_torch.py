@@ -70,3 +70,50 @@ def test_each_token_sees_what_the_definition_says(batch: list[tuple[int, int]], 
         torch.testing.assert_close(actual, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
         start += num_new
     assert start == len(out)
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 48])
+def test_float32_gives_a_query_the_same_bits_whatever_comes_with_it(block_size: int) -> None:
+    """The last 40 of 300 tokens: in one chunk, in chunks of any size, and beside longer and shorter neighbours."""
+    shape = AttentionShape(num_kv_heads=2, group_size=3, head_dim=16, block_size=block_size)
+    generator = torch.Generator().manual_seed(2)
+    num_row_blocks = -(-700 // block_size)
+    cache = KVCache(
+        DeviceMemory(CPU), Float32(), num_layers=1, num_blocks=3 * num_row_blocks, block_size=block_size,
+        num_kv_heads=2, head_dim=16,
+    )  # fmt: skip
+    lengths = {0: 300, 1: 700, 2: 20}
+    for row, length in lengths.items():
+        for block in range(row * num_row_blocks, (row + 1) * num_row_blocks):
+            cache.clear_blocks([BlockId(block)])
+        keys, values = (torch.randn(length, 2, 16, generator=generator) for _ in "kv")
+        for position in range(length):
+            block = row * num_row_blocks + position // block_size
+            heads = torch.tensor([block * 2, block * 2 + 1])
+            cache.write(0, heads * block_size + position % block_size, keys[position], values[position])
+    queries = torch.randn(40, 6 * 16, generator=generator)
+
+    def attend(start: int, end: int, others: list[int]) -> Tensor:
+        """Queries [start, end) of row 0, with one decode of each of the others."""
+        table = RowTable(
+            max_sequences=3, max_model_len=701, vocab_size=9, num_blocks=3 * num_row_blocks, block_size=block_size,
+            eos_token_ids=(), device=CPU,
+        )  # fmt: skip
+        spans = {0: (260 + start, 260 + end)} | {row: (lengths[row] - 1, lengths[row]) for row in others}
+        for row, (first, last) in spans.items():
+            blocks = range(row * num_row_blocks, row * num_row_blocks - (-last // block_size))
+            table.admit([admission(row, (1,) * last, num_cached_tokens=first, blocks=blocks)])
+        chunks = [chunk(row, last - first) for row, (first, last) in spans.items()]
+        inputs = build_inputs(chunks, table, shape, torch.float32, CPU)
+        place = inputs.rows.tolist().index(0)
+        offset = int(inputs.num_tokens[:place].sum())
+        q = torch.zeros(len(inputs.token_ids), 6 * 16)
+        q[offset : offset + end - start] = queries[start:end]
+        return PagedAttention(shape, torch.float32).run(0, q, inputs.groups, cache)[offset : offset + end - start]
+
+    whole = attend(0, 40, [])
+    cuts = [(0, 1), (1, 3), (3, 6), (6, 10), (10, 40), (39, 40)]
+
+    for others in ([], [1], [2], [1, 2]):
+        for start, end in cuts:
+            assert torch.equal(attend(start, end, others), whole[start:end]), (start, end, others)
