@@ -10,6 +10,7 @@ from tokenizers.decoders import DecodeStream
 
 from plugins.types import TokenId
 
+REPLACEMENT = "\ufffd"  # what decoders make of bytes that are no character, or not yet one
 MAX_HELD = 16  # tokens; a character has at most 4 bytes and a token at least one, so more can only be rubbish
 
 
@@ -54,6 +55,13 @@ class Detokenizer:
         self._before, self._held = self._held or self._before, []
         self._stream = DecodeStream()
         return piece
+
+    def peek(self) -> str:
+        """Return the start of what is held back that is certain: the characters before an incomplete one.
+
+        `push` and `flush` still give it out, with what follows. Costs a decoding while something is held.
+        """
+        return self._text(self._held).rstrip(REPLACEMENT) if self._held else ""
 
     def _give_up(self) -> str:
         """Return the held text but for its last character, which may still become whole."""

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from control_plane.text.chat import ChatTemplate
 from control_plane.text.detokenizer import Detokenizer
+from control_plane.text.stream import TextStream
 from plugins.errors import ModelFileBroken
-from plugins.types import TokenId, TokenizerBundle
+from plugins.types import SamplingParams, TokenId, TokenizerBundle
 
 
 class TextModel:
@@ -33,6 +34,7 @@ class TextModel:
         self._special = {
             TokenId(index): token.content for index, token in added.items() if token.special and token.content
         }
+        self._special_ids = frozenset(self._special)
 
     @classmethod
     def from_bundle(cls, bundle: TokenizerBundle, now: Callable[[], datetime] = datetime.now) -> "TextModel":
@@ -81,9 +83,13 @@ class TextModel:
         (text,) = self._plain.decode_batch([list(token_ids)], skip_special_tokens=True)
         return text
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a new decoder for one output stream."""
-        return Detokenizer(self._plain, frozenset(self._special))
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """Return a new decoder for one output stream: special tokens have no text in it, or the one they are written as."""
+        return Detokenizer(self._plain, self._special_ids if skip_special_tokens else frozenset())
+
+    def stream(self, sampling: SamplingParams) -> TextStream:
+        """Return the text of one new output."""
+        return TextStream(self.detokenizer(sampling.skip_special_tokens), sampling)
 
     def _encode_piece(self, text: str) -> tuple[TokenId, ...]:
         return _encode(self._plain, text)
