@@ -5,7 +5,7 @@ Translates between messages and values; what is allowed is admission's business,
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
@@ -13,35 +13,47 @@ import grpc
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.long_work import LongWork
 from control_plane.admission.sampling import token_id_violations
-from control_plane.admission.submission import Admitted, ChatMessage, Submission
+from control_plane.admission.submission import Admitted, Submission
 from control_plane.admission.validator import Validator
+from control_plane.api.answer import Answer
 from control_plane.api.meter import RequestMeter
+from control_plane.api.prompt_parts import echo_parts
 from control_plane.api.reader_watch import ReaderWatch
+from control_plane.api.submissions import read_submission, read_tenant, read_text
 from control_plane.engine.served import ServedModel, ServedModels
-from control_plane.engine.streams import Output, OutputStream
+from control_plane.engine.stopping import StopWatcher
+from control_plane.engine.streams import OutputStream
 from plugins.errors import DeadlineExceeded, FieldViolation, InvalidRequest, NotServing, ServingError
 from plugins.metrics import Metrics
-from plugins.types import FinishReason, GenerationId, Request, RequestId, TokenId
+from plugins.types import GenerationId, Request, RequestId, TokenId
 from protos.codec_info import encode_model_info
-from protos.codec_sampling import given_sampling
-from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
+from protos.inference.v1.inference_pb2 import PromptPart
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 CLOCK_SLACK_S: Final = 0.1  # a caller's clock started so much earlier: its deadline is told by its cancelling the call
 MAX_CANCELLED: Final = 1000  # ids of one call
-OUTCOMES: Final = {reason: reason.name.lower() for reason in FinishReason}
 
 
 class Engine(Protocol):
     """What generation needs of the engine."""
 
-    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
-        """Start a request. Raises: NotServing, DuplicateRequest, QueueFull, TenantQuotaExceeded."""
+    def submit(
+        self,
+        requests: Sequence[Request],
+        generation: GenerationId,
+        deadline_s: float | None,
+        max_queue_s: float,
+        watchers: Sequence[StopWatcher | None] | None = None,
+    ) -> list[OutputStream]:
+        """Start all outputs of one request, or none; a watcher says where its output ends.
+
+        Raises: NotServing, DuplicateRequest, QueueFull, TenantQuotaExceeded.
+        """
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a request early. Unknown and ended ones are ignored."""
+        """End a request early, with all its outputs. Unknown and ended ones are ignored."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -101,9 +113,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        token_ids = await self._long_work.run(
-            request.ByteSize(), lambda: self._validator.tokenize(_submission(request))
-        )
+        token_ids = await self._long_work.run(request.ByteSize(), lambda: self._validator.tokenize(read_text(request)))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
@@ -128,104 +138,48 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _generate(
         self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter, watch: ReaderWatch
     ) -> None:
-        """Serve one request to its end."""
-        submission = _submission(message, _tenant(context, self._tenant_key))
-        admitted = await self._validate(submission, message.ByteSize())
-        request, model = admitted.requests[0], admitted.model
+        """Serve one request to its end: all of its outputs, or an error for all of them."""
+        submission = read_submission(message, read_tenant(context, self._tenant_key))
+        admitted, echo = await self._admit(submission, message.ByteSize())
         try:
-            stream = self._submit(request, model, context)
+            answer = Answer(admitted, echo, meter, watch)
+            streams = self._submit(admitted, answer, context)
         except NotServing:
-            if self._validator.find_model(submission.model).generation == model.generation:
+            generation = admitted.model.generation
+            if self._validator.find_model(submission.model).generation == generation:
                 raise
             # An upgrade went by while the prompt was read: what was true of the old generation is looked at anew.
-            admitted = await self._validate(submission, message.ByteSize())
-            request, model = admitted.requests[0], admitted.model
-            stream = self._submit(request, model, context)
+            admitted, echo = await self._admit(submission, message.ByteSize())
+            answer = Answer(admitted, echo, meter, watch)
+            streams = self._submit(admitted, answer, context)
+        request = admitted.requests[0]
         try:
-            meter.admit(request, model.worker.model.name)
-            responses = _Responses(request, model, meter)
-            while True:
-                output = await stream.next()
-                response = responses.next(output)
-                if output.finish is not None and output.error is None:
-                    meter.complete(OUTCOMES[output.finish])  # also if the client hangs up on this message
-                if response.token_ids or response.text or response.finish_reason:
-                    await watch.write(response)
-                if output.error is not None:
-                    raise output.error
-                if output.finish is not None:
-                    return
+            meter.admit(request, admitted.model.worker.model.name)
+            await answer.tell(streams)
         finally:
-            if not stream.is_ended:
+            if not all(stream.is_ended for stream in streams):
                 self._engine.cancel(request.request_id)
 
-    async def _validate(self, submission: Submission, num_bytes: int) -> Admitted:
-        return await self._long_work.run(num_bytes, lambda: self._validator.validate(submission))
+    async def _admit(self, submission: Submission, num_bytes: int) -> tuple[Admitted, list[PromptPart]]:
+        """Check a request; returns with it what is to be told of its prompt."""
+        return await self._long_work.run(num_bytes, lambda: self._read(submission))
 
-    def _submit(self, request: Request, model: ServedModel, context: Context) -> OutputStream:
+    def _read(self, submission: Submission) -> tuple[Admitted, list[PromptPart]]:
+        admitted = self._validator.validate(submission)
+        return admitted, echo_parts(admitted) if admitted.echo else []
+
+    def _submit(self, admitted: Admitted, answer: Answer, context: Context) -> Sequence[OutputStream]:
         deadline_s = self._deadline_s(context)
         if deadline_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was admitted")
-        return self._engine.submit(request, model.generation, deadline_s)
+        return self._engine.submit(
+            admitted.requests, admitted.model.generation, deadline_s, admitted.max_queue_s, answer.watchers
+        )
 
     def _deadline_s(self, context: Context) -> float:
         """Seconds that the request may still take."""
         remaining_s: float | None = context.time_remaining()
         return self._max_deadline_s if remaining_s is None else min(remaining_s, self._max_deadline_s)
-
-
-class _Responses:
-    """Makes one request's responses, in order: its id in the first, its end in the last."""
-
-    def __init__(self, request: Request, model: ServedModel, meter: RequestMeter) -> None:
-        self._request_id: str = request.request_id
-        self._num_prompt_tokens = len(request.prompt_token_ids)
-        self._detokenizer = model.text.detokenizer()
-        self._meter = meter
-
-    def next(self, output: Output) -> inference_pb2.GenerateResponse:
-        text = self._detokenizer.push(output.token_ids)
-        if output.finish is not None:
-            text += self._detokenizer.flush()
-        self._meter.deliver(len(output.token_ids))
-        response = inference_pb2.GenerateResponse(request_id=self._request_id, token_ids=output.token_ids, text=text)
-        self._request_id = ""
-        if output.finish is not None and output.error is None:
-            response.finish_reason = common_pb2.FinishReason.ValueType(output.finish)
-            response.usage.prompt_tokens = self._num_prompt_tokens
-            response.usage.output_tokens = self._meter.num_output_tokens
-            response.usage.cached_tokens = output.num_cached_tokens
-        return response
-
-
-def _tenant(context: Context, key: str) -> str:
-    """Return what the call's metadata says under this key; values that are given several times count as one list."""
-    values = [value for name, value in context.invocation_metadata() or () if name == key]
-    return ",".join(value if isinstance(value, str) else value.decode("latin-1") for value in values)
-
-
-def _submission(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, tenant: str = "") -> Submission:
-    text = token_ids = messages = None
-    match request.WhichOneof("input"):
-        case "text":
-            text = request.text
-        case "chat":
-            messages = [ChatMessage(role=each.role, content=each.content) for each in request.chat.messages]
-    if isinstance(request, inference_pb2.TokenizeRequest):
-        return Submission(model=request.model, text=text, messages=messages)
-    if request.WhichOneof("input") == "tokens":
-        token_ids = request.tokens.ids
-    return Submission(
-        request_id=request.request_id,
-        model=request.model,
-        text=text,
-        token_ids=token_ids,
-        messages=messages,
-        sampling=given_sampling(request.sampling),
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        tenant=tenant,
-    )
 
 
 def _detokenize(model: ServedModel, token_ids: Any) -> str:

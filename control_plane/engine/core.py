@@ -4,22 +4,21 @@ No I/O, no clock, no await: drivers (asyncio, in process, simulated) carry plans
 and decide nothing about requests.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.facts import INTAKE_MOVES, Facts, Intake, Link, move
 from control_plane.engine.lane import GuardedLane, Lane, total_load
+from control_plane.engine.ledger import Ledger
 from control_plane.engine.live import Live
-from control_plane.engine.outputs import Delivery, StepOutput
-from control_plane.engine.quota import RETRY_AFTER_S, Quota
+from control_plane.engine.outputs import StepOutput
+from control_plane.engine.quota import RETRY_AFTER_S
 from control_plane.engine.recovery import Recovery, is_culprit, judge_death
 from control_plane.engine.router import Router
-from control_plane.engine.row_book import PlanInFlight
+from control_plane.engine.stopping import StopWatcher
 from plugins.errors import (
     DeadlineExceeded,
-    DuplicateRequest,
     InvariantBroken,
     NotServing,
     PlanOutOfOrder,
@@ -29,7 +28,6 @@ from plugins.errors import (
     RecoveryTimedOut,
     RequestCancelled,
     ServingError,
-    StepFailed,
     WorkerLeaving,
     WorkerTaken,
 )
@@ -42,7 +40,6 @@ from plugins.types import (
     RequestId,
     StepPlan,
     StepResult,
-    TokenId,
     WorkerId,
     WorkerInfo,
 )
@@ -66,7 +63,7 @@ class EngineCore:
     ) -> None:
         self._make_scheduler = make_scheduler
         self._is_builtin = bool(getattr(make_scheduler, "is_builtin", True))
-        self._quota = Quota(limits)
+        self._ledger = Ledger(limits)
         self._router = router
         self._target_inter_token_ms = target_inter_token_ms
         self._reraises = reraises  # a scheduler's exception goes to the caller as it was
@@ -74,11 +71,7 @@ class EngineCore:
         self._lanes: dict[WorkerId, Lane] = {}
         self._dirty: dict[WorkerId, Lane] = {}  # lanes that may have another plan to make
         self._recovery = Recovery(recovery_timeout_s)
-        self._live: dict[RequestId, Live] = {}  # submitted and not ended
-        self._ending: set[RequestId] = set()  # ended, and the next step delivers it: the name is not free yet
-        self._num_arrivals = 0
         self._now_s = 0.0  # the latest time that anybody told
-        self._deliveries: list[Delivery] = []
         self._lost: list[tuple[WorkerId, ServingError]] = []
         self._kv_events: list[tuple[WorkerId, KvEvent]] = []
         self._records_kv_events = False
@@ -169,8 +162,20 @@ class EngineCore:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, generation: GenerationId, now_s: float) -> None:
-        """Take a request for the workers of a generation.
+    def submit(
+        self, request: Request, generation: GenerationId, now_s: float, watcher: StopWatcher | None = None
+    ) -> None:
+        """Take a request of one output for the workers of a generation. Raises: as `submit_all`."""
+        self.submit_all((request,), generation, now_s, (watcher,))
+
+    def submit_all(
+        self,
+        requests: Sequence[Request],
+        generation: GenerationId,
+        now_s: float,
+        watchers: Sequence[StopWatcher | None] | None = None,
+    ) -> None:
+        """Take all outputs of one request, or none; the first one leads. Watchers say where each of them ends.
 
         Raises: NotServing: none is attached, or intake is closed; DuplicateRequest; QueueFull; TenantQuotaExceeded.
         """
@@ -182,26 +187,24 @@ class EngineCore:
             raise NotServing(f"no worker takes requests: {len(lanes)} drain; open them by name with resume-intake")
         if not lanes:
             raise NotServing("no worker that takes requests is connected")
-        if request.request_id in self._live or request.request_id in self._ending:
-            raise DuplicateRequest(request.request_id)
-        self._quota.check(request)
-        self._num_arrivals += 1
-        request = replace(request, arrival=self._num_arrivals, arrival_s=now_s)
-        live = Live(request, generation)
-        self._live[request.request_id] = live
-        self._quota.enter(request)
-        self._place(live)
+        self._ledger.check(requests)
+        for live in self._ledger.enter(requests, generation, now_s, watchers or (None,) * len(requests)):
+            self._place(live)
 
     def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End a request early, CANCELLED or DEADLINE. Unknown and ended ones are ignored."""
+        """End a request early, CANCELLED or DEADLINE. Unknown and ended ones are ignored.
+
+        The first of several outputs stands for all of them, ended or not; another one only for itself.
+        """
+        error: ServingError = RequestCancelled("the request was cancelled")
         if reason is FinishReason.DEADLINE:
-            self.end(request_id, reason, DeadlineExceeded("the deadline passed before the output was complete"))
-        else:
-            self.end(request_id, reason, RequestCancelled("the request was cancelled"))
+            error = DeadlineExceeded("the deadline passed before the output was complete")
+        for live in self._ledger.outputs_of(request_id):
+            self.end(live.request.request_id, reason, error)
 
     def expire_waiting(self, request_id: RequestId, waited_s: float) -> None:
         """End a request that has waited too long, if it never had a row."""
-        live = self._live.get(request_id)
+        live = self._ledger.live.get(request_id)
         if live is not None and not live.has_started:
             self.end(request_id, FinishReason.FAILED, QueuedTooLong(waited_s, RETRY_AFTER_S))
 
@@ -216,7 +219,7 @@ class EngineCore:
 
     def end(self, request_id: RequestId, reason: FinishReason, error: ServingError) -> None:
         """End a request early, for any reason. Unknown and ended ones are ignored."""
-        live = self._live.get(request_id)
+        live = self._ledger.live.get(request_id)
         if live is None:
             return
         lane = live.lane
@@ -244,19 +247,19 @@ class EngineCore:
         if len(self._recovery):
             self._try_suspects()
         plans = self._plan()
-        output = StepOutput(plans, tuple(self._deliveries), tuple(self._lost), tuple(self._kv_events))
-        self._deliveries, self._lost, self._kv_events = [], [], []
-        self._ending.clear()
+        output = StepOutput(plans, self._ledger.take_deliveries(), tuple(self._lost), tuple(self._kv_events))
+        self._lost, self._kv_events = [], []
         return output
 
     def has_work(self) -> bool:
         """True while a request is at hand or a plan in flight."""
-        return bool(self._live or self._deliveries or any(lane.in_flight for lane in self._lanes.values()))
+        ledger = self._ledger
+        return bool(ledger.live or ledger.has_news or any(lane.in_flight for lane in self._lanes.values()))
 
     @property
     def has_news(self) -> bool:
         """True if the next step has something to tell, whatever else happens."""
-        return bool(self._deliveries or self._lost)
+        return self._ledger.has_news or bool(self._lost)
 
     # -- what there is to know ----------------------------------------------------------------------------------
 
@@ -268,12 +271,12 @@ class EngineCore:
     @property
     def max_waiting(self) -> int:
         """Requests that may wait for a row; `submit` refuses more."""
-        return self._quota.max_waiting
+        return self._ledger.quota.max_waiting
 
     @property
     def num_waiting(self) -> int:
         """Requests that never had a row."""
-        return self._quota.num_waiting
+        return self._ledger.quota.num_waiting
 
     def num_in_flight(self, worker_id: WorkerId) -> int:
         """Plans of a worker that have no result yet."""
@@ -281,7 +284,7 @@ class EngineCore:
 
     def num_live(self, worker_id: WorkerId | None = None) -> int:
         """Requests at hand, of one worker or in all."""
-        return len(self._live) if worker_id is None else len(self._lane(worker_id).live)
+        return len(self._ledger.live) if worker_id is None else len(self._lane(worker_id).live)
 
     def facts(self, worker_id: WorkerId) -> Facts:
         """The four facts of a worker, to read. Raises: InvariantBroken: no such worker."""
@@ -314,7 +317,7 @@ class EngineCore:
             self._recovery.add(live)
             self._recovery.note_orphaned(live.generation, self._now_s)
             return
-        leader = self._live.get(live.request.sibling_of) if live.request.sibling_of is not None else None
+        leader = self._ledger.live.get(live.request.sibling_of) if live.request.sibling_of is not None else None
         if leader is not None and leader.lane is not None and leader.generation == live.generation:
             self._add(leader.lane, live)
             return
@@ -424,74 +427,23 @@ class EngineCore:
                 if plan is None:
                     break
                 for admission in plan.admitted:
-                    self._note_started(self._live[admission.request_id], admission.num_cached_tokens)
+                    self._ledger.note_started(self._ledger.live[admission.request_id], admission.num_cached_tokens)
                 plans.append((worker_id, plan))
             if self._records_kv_events and lane.scheduler is not None:
                 with self._guarded(lane):
                     self._kv_events += [(worker_id, event) for event in lane.scheduler.take_kv_events()]
         return tuple(plans)
 
-    def _note_started(self, live: Live, num_cached_tokens: int) -> None:
-        if not live.has_started:
-            live.has_started = True
-            live.num_cached_tokens = num_cached_tokens
-            self._quota.note_started(live.request)
-
     def _take(self, lane: Lane, scheduler: Scheduler, result: StepResult) -> None:
         plan = lane.take(result)
         finished = {end.request_id: end.reason for end in scheduler.update(result)}
-        start = 0
-        for row, count, finish in zip(result.rows, result.counts, result.finishes, strict=True):
-            end = start + count
-            if count or finish:
-                self._deliver(plan.owners[row], result.token_ids[start:end], finished)
-            start = end
-        self._fail_rows(plan, result, finished)
+        self._ledger.read(plan, result, finished)
         for request_id, reason in finished.items():
             live = lane.live.get(request_id)
             if live is not None:
                 self._end(live, reason)
 
-    def _deliver(self, owner: Live, tokens: tuple[TokenId, ...], finished: dict[RequestId, FinishReason]) -> None:
-        request_id = owner.request.request_id
-        if self._live.get(request_id) is not owner:
-            return  # ended while this plan was on its way
-        finish = finished.pop(request_id, None)
-        if finish is not None:
-            self._forget(owner)
-        elif not tokens:
-            return
-        owner.token_ids += tokens
-        owner.num_tokens_here += len(tokens)
-        if owner.is_suspect and owner.is_settled:
-            self._clear(owner)
-        self._deliveries.append(Delivery(request_id, tokens, finish, None, owner.num_cached_tokens))
-
-    def _fail_rows(self, plan: PlanInFlight, result: StepResult, finished: dict[RequestId, FinishReason]) -> None:
-        for failure in result.failures:
-            owner = plan.owners[failure.row]
-            if self._live.get(owner.request.request_id) is owner:
-                finished.pop(owner.request.request_id, None)
-                self._end(owner, FinishReason.FAILED, StepFailed(failure.reason, failure.message))
-
-    def _clear(self, suspect: Live) -> None:
-        """The worker has computed enough of it, and lives."""
-        suspect.is_suspect = False
-        suspect.blame = 0.0
-        if suspect.lane is not None and suspect.lane.probe is suspect:
-            suspect.lane.probe = None
-
     def _end(self, live: Live, reason: FinishReason, error: ServingError | None = None) -> None:
-        if self._live.get(live.request.request_id) is live:
-            self._forget(live)
-            self._deliveries.append(Delivery(live.request.request_id, (), reason, error, live.num_cached_tokens))
-
-    def _forget(self, live: Live) -> None:
-        request = live.request
-        del self._live[request.request_id]
-        self._ending.add(request.request_id)
-        self._quota.leave(request, live.has_started)
         if live.lane is None:
             self._recovery.discard(live)
-        else:
-            live.lane.forget(live)
+        self._ledger.end(live, reason, error)

@@ -6,7 +6,7 @@ Adds clocks, timers and streams around `EngineCore.step`; decides nothing about 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +16,7 @@ from control_plane.engine.facts import Facts, Intake
 from control_plane.engine.gauges import Gauges
 from control_plane.engine.kv_subscription import KvSubscription
 from control_plane.engine.outputs import StepOutput
+from control_plane.engine.stopping import StopWatcher
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.handle import WorkerHandle
 from plugins.errors import InvariantBroken, NotServing, ReaderTooSlow, ServingError, WorkerLost
@@ -86,21 +87,32 @@ class EngineDriver:
 
     # -- for the API --------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
-        """Start a request; its output ends with DEADLINE after so many seconds.
+    def submit(
+        self,
+        requests: Sequence[Request],
+        generation: GenerationId,
+        deadline_s: float | None,
+        max_queue_s: float,
+        watchers: Sequence[StopWatcher | None] | None = None,
+    ) -> list[OutputStream]:
+        """Start all outputs of one request, or none; the first one leads, and its id stands for all of them.
 
+        Each ends with DEADLINE after so many seconds, or as queued too long if it has no row by then.
         Raises: NotServing, DuplicateRequest, QueueFull, TenantQuotaExceeded.
         """
         now_s = self._clock()
-        self._core.submit(request, generation, now_s)
-        reader = self._readers[request.request_id] = _Reader(OutputStream(), now_s, deadline_s)
-        self._set_timer(request.request_id, reader, self._config.max_queue_s)
+        self._core.submit_all(requests, generation, now_s, watchers)
+        streams: list[OutputStream] = []
+        for request in requests:
+            reader = self._readers[request.request_id] = _Reader(OutputStream(), now_s, deadline_s)
+            self._set_timer(request.request_id, reader, max_queue_s)
+            streams.append(reader.stream)
         self._idle.clear()
         self._wake.set()
-        return reader.stream
+        return streams
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a request early. Unknown and ended ones are ignored."""
+        """End a request early; the id of its first output ends all of them. Unknown and ended ones are ignored."""
         self._core.cancel(request_id)
         self._wake.set()
 
@@ -262,7 +274,15 @@ class EngineDriver:
             reader = self._readers.get(delivery.request_id)
             if reader is None:
                 raise InvariantBroken(f"request {delivery.request_id!r} has output and no reader")
-            reader.stream.put(delivery.token_ids, delivery.finish, delivery.error, now_s, delivery.num_cached_tokens)
+            reader.stream.put(
+                delivery.token_ids,
+                delivery.finish,
+                delivery.error,
+                now_s,
+                delivery.num_cached_tokens,
+                delivery.logprobs,
+                delivery.prompt_logprobs,
+            )
             if delivery.finish is not None:
                 self._end_reader(delivery.request_id, reader)
         num_tokens = sum(len(delivery.token_ids) for delivery in output.deliveries)

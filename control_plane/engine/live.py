@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from control_plane.engine.stopping import StopWatcher
 from plugins.types import GenerationId, Request, TokenId
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Live:
 
     request: Request
     generation: GenerationId
+    watcher: StopWatcher | None = None  # says where the text ends; None: nothing in it does
     lane: "Lane | None" = None  # None: it has no worker
     token_ids: list[TokenId] = field(default_factory=list)  # output as far as it was delivered
     num_tokens_here: int = 0  # those of them that came from the worker that it is on
@@ -33,6 +35,20 @@ class Live:
     def is_settled(self) -> bool:
         """True if its worker has computed enough of it to say that it does no harm."""
         return self.num_tokens_here >= SETTLED_TOKENS
+
+    def take(self, token_ids: tuple[TokenId, ...]) -> None:
+        """Its worker has brought the next tokens of its output."""
+        self.token_ids += token_ids
+        self.num_tokens_here += len(token_ids)
+        if self.is_suspect and self.is_settled:
+            self._clear()
+
+    def _clear(self) -> None:
+        """The worker has computed enough of it, and lives."""
+        self.is_suspect = False
+        self.blame = 0.0
+        if self.lane is not None and self.lane.probe is self:
+            self.lane.probe = None
 
     @property
     def continued(self) -> Request:

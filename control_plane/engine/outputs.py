@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from plugins.errors import ServingError
 from plugins.kv_events import KvEvent
-from plugins.types import FinishReason, RequestId, StepPlan, TokenId, WorkerId
+from plugins.types import FinishReason, RequestId, StepPlan, TokenId, TokenLogprobs, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class Delivery:
     finish: FinishReason | None = None
     error: ServingError | None = None  # set when the end is not STOP or LENGTH
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, once known
+    logprobs: tuple[TokenLogprobs | None, ...] = ()  # one per token; empty: nobody asked
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # the next places of the prompt, from place 1 on
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,20 @@ class Quota:
         """Requests that may wait."""
         return self._limits.max_waiting
 
-    def check(self, request: Request) -> None:
-        """Raises: QueueFull, TenantQuotaExceeded: the request is one too many. A lone prompt may have any length."""
+    def check(self, *requests: Request) -> None:
+        """The outputs of one request come together. Where nobody waits they may be any number, of any length.
+
+        Raises: QueueFull, TenantQuotaExceeded: they are too many.
+        """
         limits = self._limits
-        if self.num_waiting >= limits.max_waiting:
+        if self.num_waiting and self.num_waiting + len(requests) > limits.max_waiting:
             raise QueueFull(self.num_waiting, limits.max_waiting, RETRY_AFTER_S)
-        num_tokens = self.num_waiting_tokens + len(request.prompt_token_ids)
+        num_tokens = self.num_waiting_tokens + sum(len(request.prompt_token_ids) for request in requests)
         if self.num_waiting and num_tokens > limits.max_waiting_tokens:
             raise QueueFull(self.num_waiting_tokens, limits.max_waiting_tokens, RETRY_AFTER_S, "prompt tokens")
-        quota = limits.max_tenant_requests
-        if quota is not None and self._tenants[request.tenant] >= quota:
-            raise TenantQuotaExceeded(request.tenant, self._tenants[request.tenant], quota, RETRY_AFTER_S)
+        quota, tenant = limits.max_tenant_requests, requests[0].tenant
+        if quota is not None and self._tenants[tenant] + len(requests) > quota:
+            raise TenantQuotaExceeded(tenant, self._tenants[tenant], quota, RETRY_AFTER_S)
 
     def enter(self, request: Request) -> None:
         """A request came, and waits."""

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass
 
 from plugins.errors import InvariantBroken, ServingError
-from plugins.types import FinishReason, TokenId
+from plugins.types import FinishReason, TokenId, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class Output:
     finish: FinishReason | None = None
     error: ServingError | None = None  # set when the end is not STOP or LENGTH
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, as far as is known
+    logprobs: tuple[TokenLogprobs | None, ...] = ()  # one per token; empty: nobody asked
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # the next places of the prompt, from place 1 on, each told once
 
 
 class OutputStream:
@@ -31,6 +33,8 @@ class OutputStream:
         self._finish: FinishReason | None = None
         self._error: ServingError | None = None
         self._num_cached_tokens = 0
+        self._logprobs: list[TokenLogprobs | None] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._unread_since_s: float | None = None
         self._waiter: asyncio.Future[None] | None = None  # of the reader, while there is nothing to read
 
@@ -41,6 +45,8 @@ class OutputStream:
         error: ServingError | None,
         now_s: float,
         num_cached_tokens: int = 0,
+        logprobs: tuple[TokenLogprobs | None, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         """Add output; 0 cached tokens changes nothing. Raises: InvariantBroken: the stream has ended."""
         if self._finish is not None:
@@ -50,6 +56,10 @@ class OutputStream:
         self._error = error
         if num_cached_tokens:
             self._num_cached_tokens = num_cached_tokens
+        if logprobs:
+            self._logprobs.extend(logprobs)
+        if prompt_logprobs:
+            self._prompt_logprobs.extend(prompt_logprobs)
         if self._unread_since_s is None:
             self._unread_since_s = now_s
             if self._waiter is not None and not self._waiter.done():
@@ -73,4 +83,6 @@ class OutputStream:
             self._waiter = None
         self._unread_since_s = None
         token_ids, self._token_ids = tuple(self._token_ids), []
-        return Output(token_ids, self._finish, self._error, self._num_cached_tokens)
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        return Output(token_ids, self._finish, self._error, self._num_cached_tokens, logprobs, prompt_logprobs)

@@ -85,15 +85,15 @@ class CheckedCore(EngineCore):
                 self._finished_rows.setdefault(worker_id, set()).add(row)
 
     def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        if request_id in self._live:
+        if request_id in self._ledger.live:
             event = "deadline" if reason is FinishReason.DEADLINE else "abort"
             self._world.faults.note_pair(self.state_of(request_id), event)
         super().cancel(request_id, reason)
 
     def expire_homeless(self, now_s: float) -> None:
-        before = dict(self._live)
+        before = dict(self._ledger.live)
         super().expire_homeless(now_s)
-        for request_id in before.keys() - self._live.keys():
+        for request_id in before.keys() - self._ledger.live.keys():
             lanes = self._lanes_of(before[request_id].generation)
             assert not lanes, f"{request_id} was given up, and {lanes[0].worker_id} is there"
 
@@ -108,7 +108,7 @@ class CheckedCore(EngineCore):
     def _note_loss(self, lane: Lane, error: ServingError) -> None:
         self._note(f"{lane.worker_id} lost: {type(error).__name__}")
         blamed = () if isinstance(error, WorkerLeaving | WorkerTaken) else self._world.watcher.computing(lane.worker_id)
-        for request_id, live in self._live.items():
+        for request_id, live in self._ledger.live.items():
             if live.lane is lane or live.lane is None:
                 self._world.faults.note_pair(self.state_of(request_id), "crash")
             if live.lane is lane:
@@ -123,7 +123,7 @@ class CheckedCore(EngineCore):
 
     def state_of(self, request_id: RequestId) -> str:
         """Where a live request is, in one word of `faults.STATES`."""
-        live = self._live[request_id]
+        live = self._ledger.live[request_id]
         if live.is_suspect:
             return "suspect"
         if live.lane is None or not isinstance(live.lane.scheduler, BatchingScheduler):
@@ -146,9 +146,9 @@ class CheckedCore(EngineCore):
 
     def check_idle(self) -> None:
         """Nothing is at hand: nothing may be held. Raises: AssertionError."""
-        assert not self._live and not self._world.live, f"{sorted(self._live)} are left"
+        assert not self._ledger.live and not self._world.live, f"{sorted(self._ledger.live)} are left"
         assert not len(self._recovery), "somebody waits for a worker"
-        quota = self._quota
+        quota = self._ledger.quota
         assert not quota._tenants, f"tenants {quota._tenants} have requests"
         assert (quota.num_waiting, quota.num_waiting_tokens) == (0, 0), "the queue is not empty"
         for worker_id, lane in self._lanes.items():

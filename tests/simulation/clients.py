@@ -223,7 +223,7 @@ class Client:
         (request,), model = admitted.requests, admitted.model
         request = replace(request, sibling_of=RequestId(story.leader) if story.leader else None)
         was_live = self.request_id in world.live
-        stream = world.driver.submit(request, model.generation, story.deadline_s)
+        (stream,) = world.driver.submit([request], model.generation, story.deadline_s, admitted.max_queue_s)
         assert not was_live, f"{self.request_id} is used twice at once"
         self.model, self.refusal = model, None
         self.taken_at, self._stalled_s = world.loop.time(), world.loop.stalled_s

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from collections.abc import Sequence as Many
 from typing import Any
 
 from control_plane.engine.core import EngineCore
@@ -22,10 +23,10 @@ def _ends_again(right: Method) -> Method:
     """A cancel of what has ended delivers an end of its own."""
 
     def cancel(self: EngineCore, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        if request_id in self._live:
+        if request_id in self._ledger.live:
             right(self, request_id, reason)
         else:
-            self._deliveries.append(Delivery(request_id, (), reason, RequestCancelled("it was cancelled")))
+            self._ledger._deliveries.append(Delivery(request_id, (), reason, RequestCancelled("it was cancelled")))
 
     return cancel
 
@@ -34,7 +35,7 @@ def _misses_homeless(right: Method) -> Method:
     """Requests that wait for another worker cannot be ended."""
 
     def end(self: EngineCore, request_id: RequestId, reason: FinishReason, error: ServingError) -> None:
-        live = self._live.get(request_id)
+        live = self._ledger.live.get(request_id)
         if live is None or live.lane is not None:
             right(self, request_id, reason, error)
 
@@ -44,13 +45,11 @@ def _misses_homeless(right: Method) -> Method:
 def _never_wakes(right: Method) -> Method:
     """A new request wakes nobody."""
 
-    def submit(
-        self: EngineDriver, request: Request, generation: GenerationId, deadline_s: float | None
-    ) -> OutputStream:
+    def submit(self: EngineDriver, *arguments: object) -> list[OutputStream]:
         wake, self._wake = self._wake, asyncio.Event()
-        stream: OutputStream = right(self, request, generation, deadline_s)
+        streams: list[OutputStream] = right(self, *arguments)
         self._wake = wake
-        return stream
+        return streams
 
     return submit
 
@@ -124,10 +123,10 @@ def _never_expires(right: Method) -> Method:
     """A deadline is taken for no deadline."""
 
     def submit(
-        self: EngineDriver, request: Request, generation: GenerationId, deadline_s: float | None
-    ) -> OutputStream:
-        stream: OutputStream = right(self, request, generation, None)
-        return stream
+        self: EngineDriver, requests: Many[Request], generation: GenerationId, deadline_s: float, *arguments: object
+    ) -> list[OutputStream]:
+        streams: list[OutputStream] = right(self, requests, generation, None, *arguments)
+        return streams
 
     return submit
 

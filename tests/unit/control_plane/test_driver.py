@@ -38,7 +38,7 @@ from plugins.metrics import (
     Metrics,
     NoMetrics,
 )
-from plugins.types import FinishReason, GenerationId, RequestId, StepPlan, StepResult, TokenId, WorkerId
+from plugins.types import FinishReason, GenerationId, Request, RequestId, StepPlan, StepResult, TokenId, WorkerId
 from tests.fakes import FakeWorker, FakeWorkerHandle, expected_output, request, worker_info
 from tests.unit.control_plane.fake_driver import on_virtual_time
 
@@ -106,6 +106,14 @@ async def supervise(driver: EngineDriver, worker_id: WorkerId, handle: FakeWorke
         raise
 
 
+def submit(
+    driver: EngineDriver, request: Request, deadline_s: float | None = None, max_queue_s: float = 300.0
+) -> OutputStream:
+    """Start a request of one output."""
+    (stream,) = driver.submit([request], G, deadline_s, max_queue_s)
+    return stream
+
+
 async def read_all(stream: OutputStream) -> tuple[list[TokenId], Output]:
     token_ids: list[TokenId] = []
     while True:
@@ -118,7 +126,7 @@ async def read_all(stream: OutputStream) -> tuple[list[TokenId], Output]:
 @on_virtual_time
 async def test_a_request_streams_its_tokens_to_the_end() -> None:
     async with engine(FakeWorkerHandle(FakeWorker())) as driver:
-        stream = driver.submit(request("a", prompt=(3, 4), max_tokens=3), G, deadline_s=None)
+        stream = submit(driver, request("a", prompt=(3, 4), max_tokens=3))
 
         token_ids, last = await read_all(stream)
 
@@ -129,7 +137,7 @@ async def test_a_request_streams_its_tokens_to_the_end() -> None:
 @on_virtual_time
 async def test_a_reader_that_is_late_finds_everything_in_one_piece() -> None:
     async with engine(FakeWorkerHandle(FakeWorker())) as driver:
-        stream = driver.submit(request("a", prompt=(3, 4), max_tokens=5), G, deadline_s=None)
+        stream = submit(driver, request("a", prompt=(3, 4), max_tokens=5))
         await driver.drain(grace_s=60.0)
 
         output = await stream.next()
@@ -141,8 +149,8 @@ async def test_a_reader_that_is_late_finds_everything_in_one_piece() -> None:
 async def test_a_prompt_that_was_computed_before_says_how_much_of_it_was_cached() -> None:
     readings = Readings()
     async with engine(FakeWorkerHandle(FakeWorker()), metrics=readings) as driver:
-        await read_all(driver.submit(request("a", prompt=range(3, 12), max_tokens=1), G, deadline_s=None))
-        _, last = await read_all(driver.submit(request("b", prompt=range(3, 12), max_tokens=1), G, deadline_s=None))
+        await read_all(submit(driver, request("a", prompt=range(3, 12), max_tokens=1)))
+        _, last = await read_all(submit(driver, request("b", prompt=range(3, 12), max_tokens=1)))
         await asyncio.sleep(1)
 
     assert last.num_cached_tokens == 8
@@ -152,7 +160,7 @@ async def test_a_prompt_that_was_computed_before_says_how_much_of_it_was_cached(
 @on_virtual_time
 async def test_a_deadline_ends_a_request_whose_worker_does_not_answer() -> None:
     async with engine(StuckHandle(FakeWorker())) as driver:
-        stream = driver.submit(request("a"), G, deadline_s=2.0)
+        stream = submit(driver, request("a"), deadline_s=2.0)
 
         _, last = await read_all(stream)
 
@@ -163,9 +171,9 @@ async def test_a_deadline_ends_a_request_whose_worker_does_not_answer() -> None:
 async def test_who_waits_too_long_for_a_row_is_told_and_who_has_one_is_not() -> None:
     """Case B053: a queue that is left never looks like an empty success."""
     handle = StuckHandle(FakeWorker(worker_info(max_sequences=1)))
-    async with engine(handle, limits=AdmissionConfig(max_queue_s=5.0)) as driver:
-        running = driver.submit(request("a"), G, deadline_s=9.0)
-        waiting = driver.submit(request("b"), G, deadline_s=9.0)
+    async with engine(handle) as driver:
+        running = submit(driver, request("a"), deadline_s=9.0, max_queue_s=5.0)
+        waiting = submit(driver, request("b"), deadline_s=9.0, max_queue_s=5.0)
 
         _, told = await read_all(waiting)
         at_s = asyncio.get_running_loop().time()
@@ -178,8 +186,8 @@ async def test_who_waits_too_long_for_a_row_is_told_and_who_has_one_is_not() -> 
 @on_virtual_time
 async def test_a_reader_who_stops_reading_loses_its_own_request_alone() -> None:
     async with engine(SlowHandle(FakeWorker()), limits=AdmissionConfig(max_unread_s=4.0)) as driver:
-        unread = driver.submit(request("a", max_tokens=60), G, deadline_s=None)
-        other = driver.submit(request("b", max_tokens=20), G, deadline_s=None)
+        unread = submit(driver, request("a", max_tokens=60))
+        other = submit(driver, request("b", max_tokens=20))
 
         _, read = await read_all(other)
         last = await unread.next()
@@ -191,7 +199,7 @@ async def test_a_reader_who_stops_reading_loses_its_own_request_alone() -> None:
 @on_virtual_time
 async def test_cancelling_ends_the_stream_and_unknown_ids_are_ignored() -> None:
     async with engine(StuckHandle(FakeWorker())) as driver:
-        stream = driver.submit(request("a"), G, deadline_s=60.0)
+        stream = submit(driver, request("a"), deadline_s=60.0)
 
         driver.cancel(A)
         driver.cancel(RequestId("nobody"))
@@ -204,13 +212,13 @@ async def test_cancelling_ends_the_stream_and_unknown_ids_are_ignored() -> None:
 async def test_a_name_is_taken_until_the_end_of_its_request_was_told() -> None:
     """Case B051, with a cancel just before the second use."""
     async with engine(FakeWorkerHandle(FakeWorker())) as driver:
-        first = driver.submit(request("a"), G, deadline_s=None)
+        first = submit(driver, request("a"))
         driver.cancel(A)
 
         with pytest.raises(DuplicateRequest):
-            driver.submit(request("a"), G, deadline_s=None)
+            submit(driver, request("a"))
         _, cancelled = await read_all(first)
-        _, completed = await read_all(driver.submit(request("a"), G, deadline_s=None))
+        _, completed = await read_all(submit(driver, request("a")))
 
     assert (cancelled.finish, completed.finish) == (FinishReason.CANCELLED, FinishReason.LENGTH)
 
@@ -219,7 +227,7 @@ async def test_a_name_is_taken_until_the_end_of_its_request_was_told() -> None:
 async def test_a_request_whose_worker_dies_goes_on_at_the_other_one_with_no_token_twice() -> None:
     stuck = StuckHandle(FakeWorker())
     async with engine(stuck, FakeWorkerHandle(FakeWorker())) as driver:
-        stream = driver.submit(request("a", prompt=(3, 4), max_tokens=5), G, deadline_s=None)
+        stream = submit(driver, request("a", prompt=(3, 4), max_tokens=5))
         await asyncio.sleep(0)
         stuck.crash(WorkerLost("it was killed"))
 
@@ -233,7 +241,7 @@ async def test_a_request_whose_worker_dies_goes_on_at_the_other_one_with_no_toke
 async def test_without_another_worker_requests_wait_for_the_time_of_recovery() -> None:
     stuck = StuckHandle(FakeWorker())
     async with engine(stuck) as driver:
-        stream = driver.submit(request("a"), G, deadline_s=None)
+        stream = submit(driver, request("a"))
         await asyncio.sleep(1)
         stuck.crash(WorkerLost("it was killed"))
 
@@ -243,7 +251,7 @@ async def test_without_another_worker_requests_wait_for_the_time_of_recovery() -
         assert 31 <= at_s <= 31.5
         assert isinstance(last.error, RecoveryTimedOut)
         with pytest.raises(NotServing):
-            driver.submit(request("b"), G, deadline_s=None)
+            submit(driver, request("b"))
 
 
 @on_virtual_time
@@ -251,7 +259,7 @@ async def test_a_lost_worker_uses_no_blocks_and_runs_nothing() -> None:
     readings = Readings()
     handle = StuckHandle(FakeWorker())
     async with engine(handle, metrics=readings) as driver:
-        driver.submit(request("a"), G, deadline_s=None)
+        submit(driver, request("a"))
         await asyncio.sleep(1)
         before = [readings.values[gauge] for gauge in (RUNNING, WORKER_LINK)]
         used_before = readings.values[KV_USAGE]
@@ -267,7 +275,7 @@ async def test_a_lost_worker_uses_no_blocks_and_runs_nothing() -> None:
 @on_virtual_time
 async def test_a_worker_that_owes_a_result_for_too_long_is_lost() -> None:
     async with engine(StuckHandle(FakeWorker())) as driver:
-        driver.submit(request("a"), G, deadline_s=None)
+        submit(driver, request("a"))
 
         await asyncio.sleep(119)
         before = driver.facts(W).link
@@ -293,7 +301,7 @@ async def test_results_that_simply_end_are_a_lost_worker_too() -> None:
 @on_virtual_time
 async def test_a_worker_is_idle_when_its_last_request_has_ended() -> None:
     async with engine(FakeWorkerHandle(FakeWorker())) as driver:
-        stream = driver.submit(request("a"), G, deadline_s=None)
+        stream = submit(driver, request("a"))
         idle = asyncio.create_task(driver.worker_idle(W))
         await asyncio.sleep(0)
         before = idle.done()
@@ -306,14 +314,14 @@ async def test_a_worker_is_idle_when_its_last_request_has_ended() -> None:
 @on_virtual_time
 async def test_a_drain_waits_for_those_at_hand_and_refuses_newcomers() -> None:
     async with engine(FakeWorkerHandle(FakeWorker())) as driver:
-        stream = driver.submit(request("a"), G, deadline_s=None)
+        stream = submit(driver, request("a"))
 
         is_done = await driver.drain(grace_s=60.0)
 
         assert is_done
         assert stream.is_ended
         with pytest.raises(NotServing, match="draining"):
-            driver.submit(request("b"), G, deadline_s=None)
+            submit(driver, request("b"))
         with pytest.raises(NotServing, match="the server is stopping"):
             driver.move_intake(Intake.OPEN)
 
@@ -321,7 +329,7 @@ async def test_a_drain_waits_for_those_at_hand_and_refuses_newcomers() -> None:
 @on_virtual_time
 async def test_a_drain_gives_up_after_its_grace() -> None:
     async with engine(StuckHandle(FakeWorker())) as driver:
-        driver.submit(request("a"), G, deadline_s=None)
+        submit(driver, request("a"))
 
         assert not await driver.drain(grace_s=3.0)
 
@@ -329,9 +337,9 @@ async def test_a_drain_gives_up_after_its_grace() -> None:
 @on_virtual_time
 async def test_who_follows_cached_blocks_hears_of_them_from_then_on() -> None:
     async with engine(FakeWorkerHandle(FakeWorker())) as driver:
-        await read_all(driver.submit(request("a", prompt=range(3, 8), max_tokens=1), G, deadline_s=None))
+        await read_all(submit(driver, request("a", prompt=range(3, 8), max_tokens=1)))
         events = driver.kv_events()
-        await read_all(driver.submit(request("b", prompt=range(30, 39), max_tokens=1), G, deadline_s=None))
+        await read_all(submit(driver, request("b", prompt=range(30, 39), max_tokens=1)))
         driver.reset_prefix_cache()
 
         (_, stored), (worker_id, cleared) = await anext(events), await anext(events)

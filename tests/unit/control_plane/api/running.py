@@ -16,6 +16,7 @@ from control_plane.api.inference import InferenceServicer
 from control_plane.api.server import ApiServer
 from control_plane.engine.facts import Facts, Intake
 from control_plane.engine.served import ServedModel
+from control_plane.engine.stopping import StopWatcher
 from control_plane.engine.streams import OutputStream
 from control_plane.workers.supervisor import WorkerView
 from plugins.errors import DuplicateRequest, RequestCancelled, ServingError
@@ -48,12 +49,23 @@ class ScriptedEngine:
         self.resets: list[tuple[WorkerId, ...]] = []
         self.subscription = ScriptedSubscription()
 
-    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
+    def submit(
+        self,
+        requests: Sequence[Request],
+        generation: GenerationId,
+        deadline_s: float | None,
+        max_queue_s: float,
+        watchers: Sequence[StopWatcher | None] | None = None,
+    ) -> list[OutputStream]:
         if self.refusal is not None:
             raise self.refusal
-        live = self.streams.get(request.request_id)
-        if live is not None and not live.is_ended:
-            raise DuplicateRequest(request.request_id)
+        for request in requests:
+            live = self.streams.get(request.request_id)
+            if live is not None and not live.is_ended:
+                raise DuplicateRequest(request.request_id)
+        return [self._start(request, generation, deadline_s) for request in requests]
+
+    def _start(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
         stream = OutputStream()
         self.requests[request.request_id] = request
         self.generations.append(generation)

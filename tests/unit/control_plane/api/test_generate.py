@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -293,12 +295,14 @@ class UpgradedEngine(ScriptedEngine):
         self._models = models
         self.num_submitted = 0
 
-    def submit(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
+    def submit(
+        self, requests: Sequence[Request], generation: GenerationId, *args: Any, **kwargs: Any
+    ) -> list[OutputStream]:
         self.num_submitted += 1
         if generation == "old":
             self._models.add(WorkerId("10.0.0.0:50061"), served_model(generation="new"))
             raise NotServing("no worker of generation old is connected")
-        return super().submit(request, generation, deadline_s)
+        return super().submit(requests, generation, *args, **kwargs)
 
 
 def start(
