@@ -33,7 +33,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[TokenId]) -> str:
         """Take the next tokens; return the text that is certain now. Special tokens have none."""
-        pieces = []
+        text = ""
         for token_id in token_ids:
             if token_id in self._special_ids:
                 continue
@@ -41,13 +41,15 @@ class Detokenizer:
             try:
                 piece = self._stream.step(self._tokenizer, token_id)
             except Exception:  # the decoder reads earlier tokens anew and takes back text that was given out
-                piece = self.flush()
+                text += self.flush()
+                continue
             if piece is not None:
-                self._before, self._held = self._held or self._before, []
-                pieces.append(piece)
+                self._before = self._held
+                self._held = []
+                text += piece
             elif len(self._held) >= MAX_HELD:
-                pieces.append(self._give_up())
-        return "".join(pieces)
+                text += self._give_up()
+        return text
 
     def flush(self) -> str:
         """Return what was held back: characters that stayed incomplete become U+FFFD. "" when called again."""

@@ -58,6 +58,11 @@ class TextModel:
         """Turn plain text into a prompt. Special tokens in it stay text; "" gives the first token alone, or none."""
         return self._bos + self._encode_piece(text)
 
+    def encode_pieces(self, texts: Sequence[str]) -> list[tuple[TokenId, ...]]:
+        """Turn texts that are no prompts into tokens, each by itself: nothing is put before them."""
+        encodings = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [tuple(map(TokenId, encoding.ids)) for encoding in encodings]
+
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[TokenId, ...]:
         """Turn (role, content) pairs into a prompt. The template's special tokens are special, those in contents text.
 
@@ -84,7 +89,7 @@ class TextModel:
         return text
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """Return a new decoder for one output stream: special tokens have no text in it, or the one they are written as."""
+        """Return a new decoder for one output stream. Without `skip_special_tokens` such tokens have text too."""
         return Detokenizer(self._plain, self._special_ids if skip_special_tokens else frozenset())
 
     def stream(self, sampling: SamplingParams) -> TextStream:
