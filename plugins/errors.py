@@ -23,9 +23,11 @@
     |-- IllegalMove             FAILED_PRECONDITION   a state cannot be reached from where it is
     |-- WorkerOwned             FAILED_PRECONDITION   another control plane owns the worker
     |-- WrongProtocol           FAILED_PRECONDITION   the two planes speak different versions
+    |-- WorkerMismatch          FAILED_PRECONDITION   the two planes have different logits processors
     |-- PlanOutOfOrder          ABORTED               a gap or a stale epoch in the step stream
     |-- StepFailed              INTERNAL              one row of a step could not be computed
     |-- PluginFailed            INTERNAL              a hook raised
+    |-- DetokenizerFailed       INTERNAL              the tokens of one output could not be turned into text
     |-- InvariantBroken         INTERNAL              a bug: the engine stops rather than guess
     `-- InvalidConfig           INVALID_ARGUMENT      also a ValueError; stops the start
         |-- ModelNotFound
@@ -250,6 +252,16 @@ class WrongProtocol(ServingError):
         super().__init__(f"the peer speaks step protocol {theirs}, this process {ours}; run the same release on both")
 
 
+class WorkerMismatch(ServingError):
+    code, reason = Code.FAILED_PRECONDITION, "WORKER_MISMATCH"
+
+    def __init__(self, theirs: Sequence[str], ours: Sequence[str]) -> None:
+        super().__init__(
+            f"the worker has the logits processors {', '.join(theirs) or '<none>'}, this control plane "
+            f"{', '.join(ours) or '<none>'}; install the same plug-ins and set the same plugins.logits_processors on both"
+        )
+
+
 class PlanOutOfOrder(ServingError):
     code, reason = Code.ABORTED, "PLAN_OUT_OF_ORDER"
 
@@ -264,6 +276,15 @@ class StepFailed(ServingError):
 
 class PluginFailed(ServingError):
     code, reason = Code.INTERNAL, "PLUGIN_FAILED"
+
+
+class DetokenizerFailed(ServingError):
+    """What the tokenizer raised is the cause, and stays in the log: it may quote the output."""
+
+    code, reason = Code.INTERNAL, "DETOKENIZER_FAILED"
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"the output could not be turned into text: the tokenizer raised {type(error).__name__}")
 
 
 class InvariantBroken(ServingError):

@@ -30,7 +30,7 @@ class RequestMeter:
         self._clock = clock  # seconds, monotonic
         self._arrived_at = clock()
         self._first_at: float | None = None
-        self._last_at = self._arrived_at
+        self._last_at: dict[int, float] = {}  # by output: when the last of its tokens that were given went
         self._request: Request | None = None
         self._model: str | None = None
         self._num_output_tokens = 0
@@ -39,27 +39,30 @@ class RequestMeter:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that were given to the client."""
+        """Tokens that were given to the client, of all outputs."""
         return self._num_output_tokens
 
     def admit(self, request: Request, model: str) -> None:
-        """The engine has taken the request."""
+        """The engine has taken the request, or the first one of its outputs."""
         self._request, self._model = request, model
         self._metrics.count(PROMPT_TOKENS, len(request.prompt_token_ids))
 
-    def deliver(self, num_tokens: int) -> None:
-        """So many tokens go to the client now; those that come together share the time since the last ones."""
+    def deliver(self, num_tokens: int, output: int = 0) -> None:
+        """So many tokens of an output go to the client now; they share the time since the last ones of that output."""
         if num_tokens == 0:
             return
         now = self._clock()
         num_gaps = num_tokens
+        last_at = self._last_at.get(output)
         if self._first_at is None:
             self._first_at = now
             self._metrics.observe(TTFT, now - self._arrived_at)
+        if last_at is None:
+            last_at = self._arrived_at
             num_gaps -= 1
         for _ in range(num_gaps):
-            self._metrics.observe(INTER_TOKEN, (now - self._last_at) / num_tokens)
-        self._last_at = now
+            self._metrics.observe(INTER_TOKEN, (now - last_at) / num_tokens)
+        self._last_at[output] = now
         self._num_output_tokens += num_tokens
 
     def complete(self, outcome: str) -> None:

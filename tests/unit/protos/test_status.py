@@ -14,6 +14,7 @@ from grpc_status import rpc_status
 from plugins.errors import (
     Code,
     DeadlineExceeded,
+    DetokenizerFailed,
     DuplicateRequest,
     FieldViolation,
     InvalidConfig,
@@ -49,6 +50,7 @@ ERRORS = (
     WrongProtocol(2, 1),
     PlanOutOfOrder("plan 3 came after plan 1"),
     PluginFailed("grammar: division by zero"),
+    DetokenizerFailed(ValueError("invalid prefix")),
     InvalidConfig("worker.port is 99999"),
     ModelFileBroken("a.gguf: ends early"),
 )
