@@ -65,7 +65,7 @@ async def test_a_stuck_reader_delays_nobody_else() -> None:
     async with running() as run, stuck(run):
         other = run.inference.Generate(GenerateRequest(text="hello", request_id="other"))
         await run.engine.submitted.wait()
-        run.engine.put("other", (HELLO,), FinishReason.STOP)
+        run.engine.put("other", (HELLO,), FinishReason.LENGTH)
 
         assert [response.text async for response in other] == ["hello"]
 
