@@ -18,6 +18,7 @@ from plugins.types import LogprobsMode, SamplingParams, StructuredOutput, TokenI
 from protos.common.v1 import common_pb2
 
 DEFAULT_SAMPLING: Final = SamplingParams()
+MAX_EXACT: Final = 2**53  # floats beyond it leave whole numbers out
 _SCALARS: Final = (
     "n",
     "max_tokens",
@@ -86,7 +87,7 @@ def given_sampling(message: common_pb2.SamplingParams) -> dict[str, Any]:
 
 
 def plain(message: struct_pb2.Struct) -> Mapping[str, Any]:
-    """Turn a Struct into JSON values. It knows no whole numbers: those without a fraction become such."""
+    """Turn a Struct into JSON values. It knows no whole numbers: those without a fraction become such, up to 2^53."""
     return {name: _plain(value) for name, value in message.fields.items()}
 
 
@@ -94,7 +95,7 @@ def _plain(value: struct_pb2.Value) -> Any:
     match value.WhichOneof("kind"):
         case "number_value":
             number = value.number_value
-            return int(number) if number.is_integer() else number
+            return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
         case "string_value":
             return value.string_value
         case "bool_value":

@@ -2,7 +2,18 @@
 
 from dataclasses import dataclass
 
+from control_plane.admission.defaults import parse_defaults
 from plugins.errors import InvalidConfig
+
+_COUNTS = (
+    "max_waiting",
+    "max_waiting_tokens",
+    "max_tenant_requests",
+    "max_reading",
+    "max_prompt_bytes",
+    "max_n",
+    "max_prompt_logprobs",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +27,13 @@ class AdmissionConfig:
     max_reading: int = 64  # long prompts that may be turned into tokens at once; more are refused likewise
     max_prompt_bytes: int = 4 * 1024 * 1024  # UTF-8 of a prompt's text, or of a conversation; a MiB takes about 0.5 s
     max_deadline_s: float = 600.0  # a request ends after so long, even if its caller would wait longer
+    max_n: int = 128  # outputs of one request
+    max_prompt_logprobs: int = 100_000  # of one request: tokens of its prompt, times one more than prompt_logprobs
+    model_defaults: bool = True  # unset sampling parameters get what the model's generation config says
+    default_sampling: str = ""  # such as temperature=0.7,top_p=0.9: unset ones get this, whatever the model says
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_waiting_tokens", "max_tenant_requests", "max_reading", "max_prompt_bytes"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"admission.{name} must be at least 1, is {value}")
@@ -27,3 +42,4 @@ class AdmissionConfig:
                 raise InvalidConfig(f"admission.{name} must be above 0, is {getattr(self, name)}")
         if not self.tenant_key or self.tenant_key != self.tenant_key.lower() or not self.tenant_key.isascii():
             raise InvalidConfig(f"admission.tenant_key must be a metadata key in lower case, is {self.tenant_key!r}")
+        parse_defaults(self.default_sampling)

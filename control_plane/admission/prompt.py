@@ -6,8 +6,8 @@ Refuses before it tokenizes what is too large to be tokenized in reasonable time
 import re
 from collections.abc import Sequence
 
-from control_plane.admission.sampling import token_id_violations
 from control_plane.admission.submission import ChatMessage, Submission
+from control_plane.admission.tokens import token_id_violations
 from control_plane.engine.served import ServedModel
 from plugins.errors import FieldViolation, InvalidRequest
 from plugins.types import TokenId, WorkerInfo

@@ -10,12 +10,13 @@ from dataclasses import replace
 from control_plane.admission.account import account_violations
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.prompt import PromptReader
-from control_plane.admission.sampling import sampling_violations
+from control_plane.admission.sampling import ExtraArgChecker, Grammars, SamplingReader
 from control_plane.admission.submission import Admitted, Submission
 from control_plane.engine.served import ServedModel, ServedModels
 from plugins.errors import FieldViolation, InvalidRequest
 from plugins.noise import child_seed
-from plugins.types import Request, RequestId, TokenId, WorkerInfo
+from plugins.sampling_ranges import told
+from plugins.types import Request, RequestId, SamplingParams, TokenId, WorkerInfo
 
 SIBLING_MARK = "·"  # in the names of further outputs; callers' names are ASCII
 MAX_NAME_CHARACTERS = 128  # of a request_id or a model's name: they come back in headers and logs
@@ -35,9 +36,14 @@ class Validator:
         config: AdmissionConfig,
         draw_seed: Callable[[], int],
         draw_request_id: Callable[[], str] = draw_request_id,
+        *,
+        extra_args: ExtraArgChecker | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
+        """Without `extra_args` no argument of a processor is known; without `grammars` none can be asked for."""
         self._models = models
         self._reader = PromptReader(config.max_prompt_bytes)
+        self._sampling = SamplingReader(config.max_n, extra_args, grammars)
         self._config = config
         self._tenant_key = config.tenant_key
         self._draw_seed = draw_seed  # in [0, 2**64)
@@ -46,14 +52,14 @@ class Validator:
     def validate(self, submission: Submission) -> Admitted:
         """Return the requests, with max_tokens and seed resolved, and the model that they are for.
 
-        Takes about half a second per MiB of text, which it tokenizes.
-        Raises: InvalidRequest: names every field that is wrong; UnknownModel; NotServing.
+        Takes about half a second per MiB of text, which it tokenizes, and as long as a grammar takes to compile.
+        Raises: InvalidRequest: names every field that is wrong; UnknownModel; NotServing; PluginFailed.
         """
         model = self.find_model(submission.model)
-        sampling = replace(model.worker.model.default_sampling, **submission.sampling)
+        sampling, found = self._sampling.read(submission.sampling, model)
         violations: list[FieldViolation] = [
             *_request_id_violations(submission.request_id),
-            *sampling_violations(sampling, model.worker.model.vocab_size),
+            *found,
             *account_violations(submission, self._tenant_key),
         ]
         prompt: tuple[TokenId, ...] = ()
@@ -61,18 +67,15 @@ class Validator:
             prompt = self._reader.read(submission, model)
         except InvalidRequest as error:
             violations += error.violations
+        room = _room(model.worker) - len(prompt)
+        if prompt:
+            violations += self._room_violations(sampling, len(prompt), room)
         if violations:
             raise InvalidRequest(violations)
-        # Who asks for more than there is room for gets what there is, as who leaves the number out.
-        room = _room(model.worker) - len(prompt)
-        if sampling.max_tokens is None or sampling.max_tokens > room:
-            sampling = replace(sampling, max_tokens=room)
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=self._draw_seed())
         request = Request(
             request_id=RequestId(submission.request_id or self._draw_request_id()),
             prompt_token_ids=prompt,
-            sampling=sampling,
+            sampling=self._resolved(sampling, room),
             tenant=submission.tenant,
             priority=submission.priority,
             cache_salt=submission.cache_salt,
@@ -98,6 +101,33 @@ class Validator:
             raise InvalidRequest([_too_long("model", name)])
         return self._models.get(name)
 
+    def _resolved(self, sampling: SamplingParams, room: int) -> SamplingParams:
+        """Fill in what was left open. Who asks for more than there is room for gets what there is."""
+        max_tokens, seed = sampling.max_tokens, sampling.seed
+        if max_tokens is not None and max_tokens <= room and seed is not None:
+            return sampling
+        return replace(
+            sampling,
+            max_tokens=room if max_tokens is None else min(max_tokens, room),
+            seed=self._draw_seed() if seed is None else seed,
+        )
+
+    def _room_violations(self, sampling: SamplingParams, num_prompt_tokens: int, room: int) -> list[FieldViolation]:
+        """Tell what cannot be had with a prompt of this length, which leaves so much room."""
+        violations = []
+        min_tokens, max_tokens = sampling.min_tokens, sampling.max_tokens
+        if min_tokens > room and (max_tokens is None or min_tokens <= max_tokens):  # else it was told already
+            description = f"is {told(min_tokens)}; a prompt of {num_prompt_tokens} tokens leaves room for {room}"
+            violations.append(FieldViolation("sampling.min_tokens", "OUT_OF_RANGE", description))
+        num_told, most = sampling.prompt_logprobs, self._config.max_prompt_logprobs
+        if num_told is not None and num_prompt_tokens * (num_told + 1) > most:
+            description = (
+                f"is {num_told} for a prompt of {num_prompt_tokens} tokens; {num_prompt_tokens} x {num_told + 1} is "
+                f"more than the {most} that are allowed (admission.max_prompt_logprobs)"
+            )
+            violations.append(FieldViolation("sampling.prompt_logprobs", "TOO_MANY", description))
+        return violations
+
 
 def _outputs(request: Request) -> tuple[Request, ...]:
     """Make n requests for one output each. The first has the caller's name, which no caller can give the others."""
@@ -116,7 +146,9 @@ def _outputs(request: Request) -> tuple[Request, ...]:
     return tuple(requests)
 
 
-def _request_id_violations(request_id: str) -> list[FieldViolation]:
+def _request_id_violations(request_id: object) -> list[FieldViolation]:
+    if not isinstance(request_id, str):
+        return [FieldViolation("request_id", "WRONG_TYPE", f"is {told(request_id)}; must be a text")]
     if len(request_id) > MAX_NAME_CHARACTERS:
         return [_too_long("request_id", request_id)]
     if not (request_id.isascii() and request_id.isprintable()):

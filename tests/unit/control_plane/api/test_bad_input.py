@@ -91,9 +91,9 @@ async def probe(run: Running) -> None:
             id="a wrong stop token",
         ),
         pytest.param(
-            GenerateRequest(text="a", sampling=SamplingParams(stop_token_ids=[270] * 65)),
+            GenerateRequest(text="a", sampling=SamplingParams(stop_token_ids=[270] * 129)),
             "sampling.stop_token_ids",
-            "OUT_OF_RANGE",
+            "TOO_MANY",
             id="too many stop tokens",
         ),
     ],
