@@ -16,7 +16,7 @@ from control_plane.engine.outputs import StepOutput
 from control_plane.engine.quota import RETRY_AFTER_S
 from control_plane.engine.recovery import Recovery, is_culprit, judge_death
 from control_plane.engine.router import Router
-from control_plane.engine.stopping import StopWatcher
+from control_plane.engine.stopping import StopWatcher, cut_at_stops
 from plugins.errors import (
     DeadlineExceeded,
     InvariantBroken,
@@ -436,6 +436,12 @@ class EngineCore:
 
     def _take(self, lane: Lane, scheduler: Scheduler, result: StepResult) -> None:
         plan = lane.take(result)
+        if lane.num_watched:
+            cut = cut_at_stops(result, plan.owners)
+            result = cut.result
+            for broken, error in cut.broken:
+                self._end(broken, FinishReason.FAILED, error)
+                lane.cancel(broken.request.request_id)
         finished = {end.request_id: end.reason for end in scheduler.update(result)}
         self._ledger.read(plan, result, finished)
         for request_id, reason in finished.items():

@@ -5,11 +5,14 @@ Pure bookkeeping over what workers say of themselves; whether one of them lives 
 
 import hashlib
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import asdict, fields
+from types import MappingProxyType
+from typing import Any, Final
 
-from plugins.types import GenerationId, WorkerId, WorkerInfo
+from plugins.types import GenerationId, SamplingParams, WorkerId, WorkerInfo
 
 _DIGEST_BYTES: Final = 4
+_PLAIN: Final = SamplingParams()
 
 
 class Generations:
@@ -98,7 +101,20 @@ def _properties(info: WorkerInfo) -> Mapping[str, str]:
         "max_step_tokens": str(info.max_step_tokens),
         "max_request_tokens": str(min(model.max_model_len, info.num_blocks * info.block_size)),
         "plugins": ", ".join(info.plugins) or "none",
+        "logits_processors": ", ".join(info.logits_processors) or "none",
+        "has_grammars": str(info.has_grammars).lower(),
+        "sampling_limits": _told(asdict(info.sampling_limits)),
+        "default_sampling": _told(
+            {each.name: getattr(model.default_sampling, each.name) for each in fields(SamplingParams)},
+            {each.name: getattr(_PLAIN, each.name) for each in fields(SamplingParams)},
+        ),
     }
+
+
+def _told(values: Mapping[str, Any], usual: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Tell the values that are not the usual ones."""
+    told = [f"{name}={value}" for name, value in values.items() if name not in usual or usual[name] != value]
+    return ", ".join(told) or "none"
 
 
 def _name(model_name: str, properties: Mapping[str, str]) -> GenerationId:

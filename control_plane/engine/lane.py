@@ -42,6 +42,7 @@ class Lane:
         self.live: dict[RequestId, Live] = {}  # the requests that the scheduler has
         self.in_flight: deque[PlanInFlight] = deque()
         self.probe: Live | None = None  # the one suspect that is tried here
+        self.num_watched = 0  # requests whose text may end them
         self._plugin_failures_s: deque[float] = deque()  # when its schedulers raised, within the period
         self._rows: RowBook | None = None  # as the worker knows them; None while there is no scheduler
         self._load: SchedulerLoad | None = None  # what the scheduler said last; None: it has changed since
@@ -64,6 +65,7 @@ class Lane:
         lost = {owner for plan in self.in_flight for owner in plan.owners.values()}
         self.scheduler = self.probe = self._rows = None
         self.live.clear()
+        self.num_watched = 0
         self.in_flight.clear()
         for live in requests:
             live.lane = None
@@ -74,12 +76,14 @@ class Lane:
         live.lane = self
         live.num_tokens_here = 0
         self.live[live.request.request_id] = live
+        self.num_watched += live.watcher is not None
         self._load = None
         self._schedulers().add_request(live.continued if live.token_ids else live.request)
 
     def forget(self, live: Live) -> None:
         """A request has ended; the scheduler knows."""
-        self.live.pop(live.request.request_id, None)
+        if self.live.pop(live.request.request_id, None) is not None:
+            self.num_watched -= live.watcher is not None
         live.lane = None
         if self.probe is live:
             self.probe = None

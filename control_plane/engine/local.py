@@ -8,13 +8,15 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.defaults import DefaultSampling
+from control_plane.admission.extra_args import ExtraArgs, warn_of_undeclared
 from control_plane.admission.submission import Submission, given
 from control_plane.admission.validator import Validator
 from control_plane.config import Source, load_config
@@ -35,6 +37,7 @@ from plugins.errors import (
     ServingError,
     TenantQuotaExceeded,
 )
+from plugins.logits_loading import LoadedProcessor, load_processors
 from plugins.metrics import NoMetrics
 from plugins.scheduler import Scheduler, SchedulingPolicy
 from plugins.types import FinishReason, GenerationId, RequestId, SamplingParams, StepResult, TokenId, WorkerId
@@ -70,13 +73,16 @@ class LocalEngine:
         scheduler_cls: type[Scheduler] | str | None = None,
         policy: type[SchedulingPolicy] | str | None = None,
         admission: AdmissionConfig | None = None,
+        logits_processors: Sequence[type[Any] | str] = (),
+        logits_processor_config: Mapping[str, Any] | None = None,
         **worker: object,
     ) -> None:
         """Load the model; `worker` are keys of the worker's configuration, such as model="path" or threads=1.
 
         `scheduler_cls` and `policy` are classes of yours, or their names; they win over those that `scheduler` names.
-        Raises: InvalidConfig: a key is unknown (the nearest one is told) or its value is wrong, or the worker's
-            packages are not installed.
+        `logits_processors` are applied after those of entry points, each with its section of the config, by name.
+        Raises: InvalidConfig: a key is unknown (the nearest one is told) or its value is wrong, a plug-in cannot be
+            loaded, or the worker's packages are not installed.
         """
         config = scheduler or SchedulerConfig()
         if isinstance(scheduler_cls, str):
@@ -85,8 +91,13 @@ class LocalEngine:
             config, policy = replace(config, policy=policy), None
         make_scheduler = choose_scheduler(config, scheduler_cls, policy=policy)
         admission_config = admission or AdmissionConfig()
-        self._models = ServedModels()
-        self._validator = Validator(self._models, admission_config, draw_seed=lambda: secrets.randbits(64))
+        defaults = DefaultSampling(admission_config.default_sampling, admission_config.model_defaults)
+        self._models = ServedModels(as_served=defaults.apply)
+        processors = load_processors(logits_processors, logits_processor_config or {})
+        warn_of_undeclared(processors)
+        self._validator = Validator(
+            self._models, admission_config, draw_seed=lambda: secrets.randbits(64), extra_args=ExtraArgs(processors)
+        )
         self._core = EngineCore(
             make_scheduler,
             admission_config,
@@ -96,7 +107,7 @@ class LocalEngine:
         )
         self._coming: Future[StepResult] | None = None  # the result that a step waits for
         self._failure: Exception | None = None  # what ended the engine: a scheduler that raised, a broken worker
-        self._worker = _build_worker(worker)
+        self._worker = _build_worker(worker, processors)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-engine", daemon=True)
         self._thread.start()
@@ -107,8 +118,8 @@ class LocalEngine:
         except BaseException:
             self.close()
             raise
-        self.model = ServedModel(info, text, GENERATION)
-        self._models.add(WORKER, self.model)
+        self._models.add(WORKER, ServedModel(info, text, GENERATION))
+        self.model = self._models.get("")
         self._core.connect(WORKER)
         try:
             self._core.attach(WORKER, info, GENERATION, time.monotonic())
@@ -244,12 +255,12 @@ async def _next(results: Any) -> StepResult:
     return result
 
 
-def _build_worker(values: dict[str, object]) -> WorkerHandle:
+def _build_worker(values: dict[str, object], processors: Sequence[LoadedProcessor]) -> WorkerHandle:
     config_class = _load("dihedral.config_sections", "worker")
     build = _load("dihedral.worker_factories", "local")
     given = Source({f"worker.{key}": value for key, value in values.items()}, "of LocalEngine", _argument)
     config = load_config({"worker": config_class}, given, {}, None).section(config_class)
-    worker: WorkerHandle = build(config, NoMetrics(), lambda phase, done, total: None)
+    worker: WorkerHandle = build(config, NoMetrics(), lambda phase, done, total: None, processors)
     return worker
 
 

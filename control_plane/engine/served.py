@@ -4,7 +4,7 @@ A directory; the worker fleet fills it, admission and the API read it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from control_plane.engine.facts import Intake
 from control_plane.text.model import TextModel
@@ -29,9 +29,17 @@ class ServedModels:
     newer one is gone. If all drain it is the newest, where they are refused.
     """
 
-    def __init__(self, intake_of: Callable[[WorkerId], Intake] = lambda worker_id: Intake.OPEN) -> None:
-        """`intake_of` is asked about workers that serve; `note_intake` tells that its answers have changed."""
+    def __init__(
+        self,
+        intake_of: Callable[[WorkerId], Intake] = lambda worker_id: Intake.OPEN,
+        as_served: Callable[[WorkerInfo], WorkerInfo] = lambda worker: worker,
+    ) -> None:
+        """`intake_of` is asked about workers that serve; `note_intake` tells that its answers have changed.
+
+        `as_served` puts the operator's defaults in place of those that a worker tells.
+        """
         self._intake_of = intake_of
+        self._as_served = as_served
         self._by_worker: dict[WorkerId, ServedModel] = {}
         self._known: dict[WorkerId, str] = {}  # the model of every worker that ever served one and was not forgotten
         self._newest: dict[str, ServedModel] = {}  # made anew with each change, for those who look up often
@@ -40,7 +48,7 @@ class ServedModels:
 
     def add(self, worker_id: WorkerId, model: ServedModel) -> None:
         """A worker serves a model from now on, in place of what it served before."""
-        self._by_worker[worker_id] = model
+        self._by_worker[worker_id] = replace(model, worker=self._as_served(model.worker))
         self._known[worker_id] = model.worker.model.name
         self.note_intake()
 

@@ -4,7 +4,7 @@ Checks that each request ends once; what else is right is told by the tests.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from control_plane.admission.config import AdmissionConfig
 from control_plane.engine.core import EngineCore
 from control_plane.engine.outputs import Delivery
 from control_plane.engine.router import RoundRobin, Router
+from control_plane.engine.stopping import StopWatcher
 from control_plane.scheduling.batching import BatchingScheduler
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.run_ahead import RunAheadScheduler
@@ -38,6 +39,30 @@ MAX_STEPS = 20_000  # more is a loop without end
 def asking(name: str, prompt: Iterable[int] = range(3, 8), max_tokens: int = 4, **fields: Any) -> Request:
     """A request with any field set."""
     return replace(request(name, prompt, max_tokens), **fields)
+
+
+def outputs(name: str, num: int, prompt: Iterable[int] = range(3, 8), max_tokens: int = 4) -> tuple[Request, ...]:
+    """The outputs of one request, as admission names them."""
+    first = asking(name, prompt, max_tokens)
+    others = (asking(f"{name}·{index}", prompt, max_tokens, sibling_of=first.request_id) for index in range(1, num))
+    return (first, *others)
+
+
+class StopsAt:
+    """A StopWatcher that ends an output with its token number `num_tokens`, and remembers what it was given."""
+
+    def __init__(self, num_tokens: int | None) -> None:
+        self.num_tokens = num_tokens
+        self.token_ids: list[TokenId] = []
+        self.is_stopped = False  # the worker said so
+
+    def push(self, token_ids: Sequence[TokenId], is_stopped: bool = False) -> int | None:
+        num_before = len(self.token_ids)
+        self.token_ids += token_ids
+        self.is_stopped = is_stopped
+        if self.num_tokens is None or len(self.token_ids) < self.num_tokens:
+            return None
+        return self.num_tokens - num_before
 
 
 class Bench:
@@ -158,6 +183,10 @@ class Cluster:
         """Give the core requests."""
         for each in requests:
             self.core.submit(each, GenerationId(generation), self.now_s)
+
+    def submit_together(self, *requests: Request, watchers: Sequence[StopWatcher | None] | None = None) -> None:
+        """Give the core all outputs of one request."""
+        self.core.submit_all(requests, GenerationId("g"), self.now_s, watchers)
 
     def step(self, *names: str) -> tuple[Delivery, ...]:
         """Bring the results of some workers to the core, and its plans to the workers."""
