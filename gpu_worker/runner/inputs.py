@@ -36,6 +36,7 @@ class StepInputs:
     write_slots: Tensor  # [T * K] int64: where each token's keys and values go, as KVCache.write wants it
     groups: tuple[AttentionGroup, ...]
     rows: Ints  # [S]
+    starts: Ints  # [S]: position of the first new token of each row
     num_tokens: Ints  # [S]: new tokens of each row
     sampled_rows: Ints  # [R]: the rows whose known tokens end in this step
     logits_indices: Tensor  # [R] int64: their last tokens, in [0, T)
@@ -77,6 +78,7 @@ def build_inputs(
         write_slots=_tensor(_write_slots(rows_T, positions_T, table, shape), device),
         groups=_groups(spans, table, shape, dtype, device),
         rows=spans.rows,
+        starts=spans.starts,
         num_tokens=spans.num_tokens,
         sampled_rows=sampled_rows,
         logits_indices=logits_indices,

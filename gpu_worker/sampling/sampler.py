@@ -8,7 +8,7 @@ Rows are grouped by what they ask for, so a greedy batch pays for `argmax` and n
 a sort of the vocabulary unless its mass lies beyond `NUM_RANKED` tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,11 +54,41 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
             return choose(logits, inputs)
         if group.any():
             rows = group.nonzero().squeeze(1)
-            tokens[rows] = choose(logits[rows], _select(inputs, rows))
+            tokens[rows] = choose(logits[rows], select(inputs, rows))
     return tokens
 
 
-def _select(inputs: SamplingInputs, rows: Tensor) -> SamplingInputs:
+def kept_logprobs(logits: Tensor, inputs: SamplingInputs) -> Tensor:
+    """Return the logarithm of the chance that `sample` gives each token: -inf for what min_p, top-k or top-p cut.
+
+    A greedy row is told as it is, without temperature and uncut. Shapes: logits [R, V] float32, left as they are;
+    returns [R, V].
+    """
+    device, vocab_size = logits.device, logits.shape[1]
+    is_greedy = inputs.temperature == 0
+    drawn = replace(
+        inputs,
+        temperature=inputs.temperature.masked_fill(is_greedy, 1.0),
+        min_p=inputs.min_p.masked_fill(is_greedy, 0.0),
+    )
+    top_k_R = inputs.top_k.masked_fill(is_greedy | (inputs.top_k >= vocab_size), 0)
+    top_p_R = inputs.top_p.masked_fill(is_greedy, 1.0)
+    is_truncated_R = (top_k_R > 0) | (top_p_R < 1)
+    distances_RV = _distances(logits)
+    ranked_RV = _rank(distances_RV, vocab_size) if is_truncated_R.any() else None
+    probs_RV = _probabilities(distances_RV, drawn)
+    scaled_RV = distances_RV  # what was made of it: logits over temperature, the best of each row 0
+    is_cut_RV = (probs_RV == 0) & (drawn.min_p > 0).to(device).unsqueeze(1)
+    if ranked_RV is not None:
+        cdf_RV = probs_RV.gather(1, ranked_RV).cumsum(-1)
+        last_R1 = _last_kept(cdf_RV, probs_RV, top_k_R.to(device), top_p_R.to(device))
+        is_beyond_RV = (torch.arange(vocab_size, device=device) > last_R1) & is_truncated_R.to(device).unsqueeze(1)
+        is_cut_RV |= torch.zeros_like(is_cut_RV).scatter_(1, ranked_RV, is_beyond_RV)
+    return scaled_RV.masked_fill_(is_cut_RV, -torch.inf).log_softmax(-1)
+
+
+def select(inputs: SamplingInputs, rows: Tensor) -> SamplingInputs:
+    """Return the inputs of some rows, which are named on the host."""
     on_host = rows.numpy()
     return SamplingInputs(
         temperature=inputs.temperature[rows],
@@ -149,15 +179,20 @@ def _draw_ranked(
     Returns the tokens, and which rows had candidates enough: a row whose K candidates do not hold its mass had not.
     """
     cdf_RK = probs_RV.gather(1, ranked_RK).cumsum(-1)
-    has_top_k_R1 = (top_k_R > 0).unsqueeze(1)
-    mass_R1 = cdf_RK.gather(1, (top_k_R - 1).clamp(min=0).unsqueeze(1))
-    if not has_top_k_R1.all():
-        mass_R1 = torch.where(has_top_k_R1, mass_R1, probs_RV.cumsum(-1)[:, -1:])
-    last_R1 = torch.searchsorted(cdf_RK, mass_R1 * top_p_R.unsqueeze(1))  # the first place that holds the mass
+    last_R1 = _last_kept(cdf_RK, probs_RV, top_k_R, top_p_R)
     is_enough_R = (last_R1 < ranked_RK.shape[1]).squeeze(1)
     end_R1 = cdf_RK.gather(1, last_R1.clamp(max=ranked_RK.shape[1] - 1))
     places_R = _invert(cdf_RK.minimum(end_R1), noise_R)
     return ranked_RK.gather(1, places_R.unsqueeze(1)).squeeze(1), is_enough_R
+
+
+def _last_kept(cdf_RK: Tensor, probs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
+    """Return the first place of each row that holds its mass, [R, 1]: K or more if the candidates do not hold it."""
+    has_top_k_R1 = (top_k_R > 0).unsqueeze(1)
+    mass_R1 = cdf_RK.gather(1, (top_k_R - 1).clamp(min=0).unsqueeze(1))
+    if not has_top_k_R1.all():
+        mass_R1 = torch.where(has_top_k_R1, mass_R1, probs_RV.cumsum(-1)[:, -1:])
+    return torch.searchsorted(cdf_RK, mass_R1 * top_p_R.unsqueeze(1))
 
 
 def _noise(inputs: SamplingInputs, device: torch.device) -> Tensor:
