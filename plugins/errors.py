@@ -258,7 +258,8 @@ class WorkerMismatch(ServingError):
     def __init__(self, theirs: Sequence[str], ours: Sequence[str]) -> None:
         super().__init__(
             f"the worker has the logits processors {', '.join(theirs) or '<none>'}, this control plane "
-            f"{', '.join(ours) or '<none>'}; install the same plug-ins and set the same plugins.logits_processors on both"
+            f"{', '.join(ours) or '<none>'}; install the same plug-ins and set the same plugins.logits_processors on "
+            "both"
         )
 
 
@@ -279,7 +280,7 @@ class PluginFailed(ServingError):
 
 
 class DetokenizerFailed(ServingError):
-    """What the tokenizer raised is the cause, and stays in the log: it may quote the output."""
+    """Tells the kind of what the tokenizer raised; its message may quote the output."""
 
     code, reason = Code.INTERNAL, "DETOKENIZER_FAILED"
 

@@ -35,9 +35,8 @@ class PromptParts:
 
 def echo_parts(admitted: Admitted) -> list[PromptPart]:
     """Make parts of a prompt and its text, if that is told; joined, they are the whole of it. May take long."""
-    request = admitted.requests[0]
-    token_ids = request.prompt_token_ids
-    text = admitted.model.text.decode(token_ids) if request.sampling.detokenize else ""
+    token_ids, sampling = admitted.requests[0].prompt_token_ids, admitted.requests[0].sampling
+    text = admitted.model.text.decode(token_ids, sampling.skip_special_tokens) if sampling.detokenize else ""
     num_parts = max(-(-len(token_ids) // MAX_ECHO_TOKENS), -(-len(text) // MAX_ECHO_CHARACTERS))
     return [
         PromptPart(

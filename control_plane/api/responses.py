@@ -44,6 +44,7 @@ class OutputResponses:
             return responses
         if self._logprobs:
             responses += self._cut()
+        stop_string = self._text.stop_string  # one that is complete only when the text is closed has ended no output
         text = self._text.take() if output.finish is None else self._text.close()
         response = GenerateResponse(index=self._index, token_ids=self._token_ids, text=text)
         if self._logprobs:
@@ -52,7 +53,7 @@ class OutputResponses:
         if output.finish is not None and output.error is None:
             response.finish_reason = common_pb2.FinishReason.ValueType(output.finish)
             if output.finish is FinishReason.STOP:
-                self._tell_stop(response)
+                self._tell_stop(response, stop_string)
         if self._token_ids or text or response.finish_reason:
             responses.append(response)
         self._token_ids = []
@@ -80,9 +81,9 @@ class OutputResponses:
         self._logprobs = list(rest)
         return responses
 
-    def _tell_stop(self, response: GenerateResponse) -> None:
+    def _tell_stop(self, response: GenerateResponse, stop_string: str | None) -> None:
         """Tell what ended the output, if the request named it."""
-        if self._text.stop_string is not None:
-            response.stop_string = self._text.stop_string
+        if stop_string is not None:
+            response.stop_string = stop_string
         elif self._token_ids and self._token_ids[-1] in self._stop_token_ids:
             response.stop_token_id = self._token_ids[-1]

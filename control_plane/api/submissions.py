@@ -60,7 +60,7 @@ def _read_message(message: inference_pb2.ChatMessage) -> ChatMessage:
     return ChatMessage(
         role=message.role,
         content=message.content,
-        tool_calls=[plain(each) for each in message.tool_calls],
+        tool_calls=tuple(plain(each) for each in message.tool_calls),
         tool_call_id=message.tool_call_id,
         name=message.name,
     )

@@ -83,9 +83,9 @@ class TextModel:
                 end = stop
         return (*ids, *self._encode_piece(rendered.text[end:].replace(rendered.break_mark, "")))
 
-    def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Turn tokens into text. Special tokens are left out; bytes that are no character become U+FFFD."""
-        (text,) = self._plain.decode_batch([list(token_ids)], skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[TokenId], skip_special_tokens: bool = True) -> str:
+        """Turn tokens into text, without the special ones if told so; bytes that are no character become U+FFFD."""
+        (text,) = self._plain.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:

@@ -23,7 +23,7 @@ from plugins.errors import DuplicateRequest, RequestCancelled, ServingError
 from plugins.kv_events import KvEvent
 from plugins.metrics import Metric
 from plugins.scheduler import SchedulerLoad
-from plugins.types import FinishReason, GenerationId, Request, RequestId, TokenId, WorkerId
+from plugins.types import FinishReason, GenerationId, Request, RequestId, TokenId, TokenLogprobs, WorkerId
 from protos.admin.v1 import admin_pb2_grpc
 from protos.channel import channel_options
 from protos.inference.v1 import inference_pb2_grpc
@@ -38,6 +38,8 @@ class ScriptedEngine:
         self.generations: list[GenerationId] = []
         self.streams: dict[RequestId, OutputStream] = {}
         self.deadlines: list[float | None] = []
+        self.max_queues: list[float] = []
+        self.watchers: dict[RequestId, StopWatcher | None] = {}
         self.cancelled: list[RequestId] = []
         self.answer: Sequence[tuple[Sequence[int], FinishReason | None, ServingError | None]] = ()
         self.num_cached_tokens = 0
@@ -63,6 +65,9 @@ class ScriptedEngine:
             live = self.streams.get(request.request_id)
             if live is not None and not live.is_ended:
                 raise DuplicateRequest(request.request_id)
+        self.max_queues.append(max_queue_s)
+        for request, watcher in zip(requests, watchers or [None] * len(requests), strict=True):
+            self.watchers[request.request_id] = watcher
         return [self._start(request, generation, deadline_s) for request in requests]
 
     def _start(self, request: Request, generation: GenerationId, deadline_s: float | None) -> OutputStream:
@@ -82,16 +87,34 @@ class ScriptedEngine:
         token_ids: Sequence[int],
         finish: FinishReason | None = None,
         error: ServingError | None = None,
+        logprobs: Sequence[TokenLogprobs] = (),
+        prompt_logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
-        """Output of a request, at time 0."""
-        stream = self.streams[RequestId(request_id)]
-        stream.put(tuple(map(TokenId, token_ids)), finish, error, 0.0, self.num_cached_tokens)
+        """Output of a request, at time 0; its watcher, if it has one, may end it."""
+        watcher = self.watchers[RequestId(request_id)]
+        num_kept = watcher.push(list(map(TokenId, token_ids)), finish is FinishReason.STOP) if watcher else None
+        if num_kept is not None:
+            token_ids, finish = token_ids[:num_kept], FinishReason.STOP
+        self.streams[RequestId(request_id)].put(
+            tuple(map(TokenId, token_ids)),
+            finish,
+            error,
+            0.0,
+            self.num_cached_tokens,
+            tuple(logprobs),
+            tuple(prompt_logprobs),
+        )
+
+    async def taken(self, request_id: str) -> None:
+        """Wait until the server has taken what there is of a request."""
+        while self.streams[RequestId(request_id)].unread_since_s is not None:  # noqa: ASYNC110  # streams tell nobody
+            await asyncio.sleep(0)
 
     def cancel(self, request_id: RequestId) -> None:
         self.cancelled.append(request_id)
-        stream = self.streams.get(request_id)
-        if stream is not None and not stream.is_ended:
-            self.put(request_id, (), FinishReason.CANCELLED, RequestCancelled("the request was cancelled"))
+        for each, request in self.requests.items():
+            if request_id in (each, request.sibling_of) and not self.streams[each].is_ended:
+                self.put(each, (), FinishReason.CANCELLED, RequestCancelled("the request was cancelled"))
         self.cancel_seen.set()
 
     def load(self) -> SchedulerLoad:
