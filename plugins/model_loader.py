@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plugins.registry import Registry
-from plugins.types import TokenId, TokenizerBundle
+from plugins.types import SamplingParams, TokenId, TokenizerBundle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,13 @@ class ModelLoader(ABC):
     @abstractmethod
     def tokenizer(self) -> TokenizerBundle:
         """Return what the control plane needs to turn text into tokens and back."""
+
+    def default_sampling(self) -> SamplingParams:
+        """Return how the checkpoint wants its tokens chosen, every number within its range; as ever if it says nothing.
+
+        What a checkpoint says beyond these parameters, or out of their ranges, is left out.
+        """
+        return SamplingParams()
 
     @abstractmethod
     def num_tensors(self) -> int:

@@ -3,7 +3,6 @@
 Applied once to each model that is served, so that what GetModel tells is what a request gets.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,9 +17,9 @@ _WORDS: Final = {"true": True, "false": False}
 class DefaultSampling:
     """The operator's word on defaults. Immutable."""
 
-    def __init__(self, overrides: Mapping[str, Any], uses_model_defaults: bool) -> None:
-        """`overrides` are fields of SamplingParams within their ranges, as `parse_defaults` returns them."""
-        self._overrides = dict(overrides)
+    def __init__(self, overrides: str, uses_model_defaults: bool) -> None:
+        """`overrides` are such as `temperature=0.7,top_p=0.9`. Raises: InvalidConfig, as `parse_defaults` does."""
+        self._overrides = parse_defaults(overrides)
         self._uses_model_defaults = uses_model_defaults
 
     def apply(self, worker: WorkerInfo) -> WorkerInfo:

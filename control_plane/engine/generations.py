@@ -5,14 +5,14 @@ Pure bookkeeping over what workers say of themselves; whether one of them lives 
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
 from plugins.types import GenerationId, SamplingParams, WorkerId, WorkerInfo
 
 _DIGEST_BYTES: Final = 4
-_PLAIN: Final = SamplingParams()
+_PLAIN: Final = asdict(SamplingParams())
 
 
 class Generations:
@@ -104,10 +104,7 @@ def _properties(info: WorkerInfo) -> Mapping[str, str]:
         "logits_processors": ", ".join(info.logits_processors) or "none",
         "has_grammars": str(info.has_grammars).lower(),
         "sampling_limits": _told(asdict(info.sampling_limits)),
-        "default_sampling": _told(
-            {each.name: getattr(model.default_sampling, each.name) for each in fields(SamplingParams)},
-            {each.name: getattr(_PLAIN, each.name) for each in fields(SamplingParams)},
-        ),
+        "default_sampling": _told(asdict(model.default_sampling), _PLAIN),
     }
 
 

@@ -48,7 +48,8 @@ class ServedModels:
 
     def add(self, worker_id: WorkerId, model: ServedModel) -> None:
         """A worker serves a model from now on, in place of what it served before."""
-        self._by_worker[worker_id] = replace(model, worker=self._as_served(model.worker))
+        worker = self._as_served(model.worker)
+        self._by_worker[worker_id] = model if worker is model.worker else replace(model, worker=worker)
         self._known[worker_id] = model.worker.model.name
         self.note_intake()
 

@@ -14,11 +14,12 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from gpu_worker.loading.checkpoint import LLAMA, check_config, check_tensors, is_ignored, refuse_options
+from gpu_worker.loading.default_sampling import read_gguf_sampling
 from gpu_worker.loading.gguf_file import GgufFile, GgufTensor, read_gguf
 from gpu_worker.loading.gguf_tokenizer import eos_token_ids, tokenizer_bundle
 from plugins.errors import InvalidConfig, ModelFileBroken
 from plugins.model_loader import ModelConfig, ModelLoader, register_model_loader
-from plugins.types import TokenizerBundle
+from plugins.types import SamplingParams, TokenizerBundle
 
 _ARCHITECTURES = {"llama": LLAMA}  # general.architecture -> the checkpoint's name for it
 _OUTER = {
@@ -58,6 +59,9 @@ class GgufLoader(ModelLoader):
 
     def tokenizer(self) -> TokenizerBundle:
         return tokenizer_bundle(self._file)
+
+    def default_sampling(self) -> SamplingParams:
+        return read_gguf_sampling(self._file)
 
     def num_tensors(self) -> int:
         return sum(not is_ignored(name, self._config) for name in self._tensors)

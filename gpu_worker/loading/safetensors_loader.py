@@ -11,13 +11,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gpu_worker.loading.checkpoint import check_tensors, is_ignored, refuse_options
+from gpu_worker.loading.default_sampling import read_generation_config
 from gpu_worker.loading.hf_config import read_config
 from gpu_worker.loading.hf_tokenizer import read_tokenizer
 from gpu_worker.loading.json_file import read_json
 from gpu_worker.loading.safetensors_file import StoredTensor, read_header
 from plugins.errors import InvalidConfig, ModelFileBroken, ModelNotFound
 from plugins.model_loader import ModelConfig, ModelLoader, register_model_loader
-from plugins.types import TokenizerBundle
+from plugins.types import SamplingParams, TokenizerBundle
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -42,6 +43,9 @@ class SafetensorsLoader(ModelLoader):
 
     def tokenizer(self) -> TokenizerBundle:
         return read_tokenizer(self._folder)
+
+    def default_sampling(self) -> SamplingParams:
+        return read_generation_config(self._folder)
 
     def num_tensors(self) -> int:
         return sum(not is_ignored(name, self._config) for names in self._shards.values() for name in names)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from control_plane.engine.generations import Generations
-from plugins.types import TokenId, WorkerId, WorkerInfo
+from plugins.types import SamplingLimits, SamplingParams, TokenId, WorkerId, WorkerInfo
 from tests.fakes import worker_info
 
 A, B, C = WorkerId("10.0.0.1:1"), WorkerId("10.0.0.2:1"), WorkerId("10.0.0.3:1")
@@ -47,6 +47,12 @@ def test_what_a_process_happens_to_be_opens_no_generation() -> None:
         (replace(OLD, max_step_tokens=64), "max_step_tokens: 32 -> 64"),
         (replace(OLD, num_blocks=16), "max_request_tokens: 256 -> 64"),
         (replace(OLD, model=replace(OLD.model, dtype="bfloat16")), "dtype: float32 -> bfloat16"),
+        (replace(OLD, logits_processors=("a:B",)), "logits_processors: none -> a:B"),
+        (replace(OLD, has_grammars=True), "has_grammars: false -> true"),
+        (
+            replace(OLD, model=replace(OLD.model, default_sampling=SamplingParams(temperature=0.5, top_k=40))),
+            "default_sampling: none -> temperature=0.5, top_k=40",
+        ),
         (replace(OLD, model=replace(OLD.model, eos_token_ids=(TokenId(5),))), "eos_token_ids: 2 -> 5"),
     ],
 )
@@ -59,6 +65,18 @@ def test_a_worker_that_differs_opens_a_generation_and_the_difference_is_told(inf
     assert generations.changes(old, info) == generations.differences(old, new) == (difference,)
     assert generations.newest("m") == new
     assert generations.ordinal(new) > generations.ordinal(old)
+
+
+def test_a_worker_with_smaller_buffers_opens_a_generation() -> None:
+    generations = Generations()
+    old = generations.join(A, OLD)
+
+    new = generations.join(B, replace(OLD, sampling_limits=SamplingLimits(max_logprobs=5)))
+
+    (difference,) = generations.differences(old, new)
+    assert difference.startswith("sampling_limits: max_stop_token_ids=128, ")
+    assert "max_logprobs=20, max_logprob_token_ids=128 -> " in difference
+    assert difference.endswith("max_logprobs=5, max_logprob_token_ids=128")
 
 
 def test_a_worker_differs_in_nothing_from_its_own_generation() -> None:
