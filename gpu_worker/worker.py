@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from plugins.errors import PlanOutOfOrder
-from plugins.metrics import WORKER_QUEUE, WORKER_ROWS, WORKER_STEP, WORKER_TOKENS, Metrics
+from plugins.metrics import WORKER_QUEUE, WORKER_ROW_FAILURES, WORKER_ROWS, WORKER_STEP, WORKER_TOKENS, Metrics
 from plugins.types import StepPlan, StepResult, TokenizerBundle, WorkerInfo
 
 
@@ -251,6 +251,8 @@ class _DeviceThread:
         self._metrics.observe(WORKER_QUEUE, launched.queue_ns / 1e9)
         self._metrics.count(WORKER_TOKENS, launched.pending.num_prompt_tokens, "prompt")
         self._metrics.count(WORKER_TOKENS, len(result.token_ids), "output")
+        for failure in result.failures:
+            self._metrics.count(WORKER_ROW_FAILURES, 1, failure.reason)
         self._metrics.set(WORKER_ROWS, self._runner.num_rows)
 
 

@@ -84,6 +84,12 @@ WORKER_QUEUE = Metric(
     buckets=STEP_BUCKETS,
 )
 WORKER_TOKENS = Metric("counter", "dihedral_worker_tokens_total", "Tokens computed on the worker.", ("kind",))
+WORKER_ROW_FAILURES = Metric(
+    "counter",
+    "dihedral_worker_row_failures_total",
+    "Sequences that the worker could not compute, by reason.",
+    ("reason",),
+)
 WORKER_ROWS = Metric("gauge", "dihedral_worker_rows", "Rows of the worker that hold a sequence.")
 WORKER_LOAD = Metric("gauge", "dihedral_worker_model_load_seconds", "How long the model took to load.")
 WORKER_KV_BYTES = Metric("gauge", "dihedral_worker_kv_cache_bytes", "Memory of all KV blocks.")
@@ -111,7 +117,16 @@ CONTROL_PLANE_METRICS = (
     STEP_TOKENS,
     WORKER_LINK,
 )
-WORKER_METRICS = (BUILD_INFO, WORKER_STEP, WORKER_QUEUE, WORKER_TOKENS, WORKER_ROWS, WORKER_LOAD, WORKER_KV_BYTES)
+WORKER_METRICS = (
+    BUILD_INFO,
+    WORKER_STEP,
+    WORKER_QUEUE,
+    WORKER_TOKENS,
+    WORKER_ROW_FAILURES,
+    WORKER_ROWS,
+    WORKER_LOAD,
+    WORKER_KV_BYTES,
+)
 CATALOGUE = tuple(dict.fromkeys(CONTROL_PLANE_METRICS + WORKER_METRICS))
 
 

@@ -10,8 +10,16 @@ import torch
 
 from gpu_worker.worker import Worker
 from plugins.errors import PlanOutOfOrder
-from plugins.metrics import WORKER_QUEUE, WORKER_ROWS, WORKER_STEP, WORKER_TOKENS, Metric, NoMetrics
-from plugins.types import Row, StepPlan, StepResult, TokenId, TokenizerBundle
+from plugins.metrics import (
+    WORKER_QUEUE,
+    WORKER_ROW_FAILURES,
+    WORKER_ROWS,
+    WORKER_STEP,
+    WORKER_TOKENS,
+    Metric,
+    NoMetrics,
+)
+from plugins.types import Row, RowFailure, StepPlan, StepResult, TokenId, TokenizerBundle
 from tests.fakes import worker_info
 
 BUNDLE = TokenizerBundle(tokenizer_json=b"{}", chat_template="", bos_token="", eos_token="", add_bos=False)
@@ -31,7 +39,14 @@ class FakePending:
 
     def result(self) -> StepResult:
         self._runner.events.append(f"result {self._plan.seq}")
-        return StepResult(seq=self._plan.seq, rows=(Row(0),), counts=(1,), token_ids=(TokenId(7),), finishes=(None,))
+        return StepResult(
+            seq=self._plan.seq,
+            rows=(Row(0),),
+            counts=(1,),
+            token_ids=(TokenId(7),),
+            finishes=(None,),
+            failures=self._runner.failures,
+        )
 
 
 class FakeRunner:
@@ -42,6 +57,7 @@ class FakeRunner:
     def __init__(self, is_ready: bool = True) -> None:
         self.is_ready = is_ready
         self.events: list[str] = []
+        self.failures: tuple[RowFailure, ...] = ()
         self.on_launch: Callable[[StepPlan], None] = lambda plan: None
         self.on_reset: Callable[[], None] = lambda: None
 
@@ -324,3 +340,21 @@ async def test_a_step_is_timed_and_counted() -> None:
     assert (result.queue_ns, result.compute_ns) == (1, 1)
     assert metrics.values == {f"{WORKER_TOKENS.name} prompt": 3, f"{WORKER_TOKENS.name} output": 1, WORKER_ROWS.name: 2}
     assert metrics.observed == [WORKER_STEP.name, WORKER_QUEUE.name]
+
+
+async def test_rows_that_failed_are_counted_by_their_reason() -> None:
+    """B092: a counter increments."""
+    metrics = CountingMetrics()
+    runner = FakeRunner()
+    runner.failures = (
+        RowFailure(Row(1), "LOGITS_NOT_FINITE", "."),
+        RowFailure(Row(2), "PLUGIN_FAILED", "."),
+        RowFailure(Row(3), "PLUGIN_FAILED", "."),
+    )
+    async with worker_over(runner, metrics) as worker:
+        await worker.open()
+        submit(worker, [1])
+        await take(worker, 1)
+
+    assert metrics.values[f"{WORKER_ROW_FAILURES.name} LOGITS_NOT_FINITE"] == 1
+    assert metrics.values[f"{WORKER_ROW_FAILURES.name} PLUGIN_FAILED"] == 2
