@@ -1,6 +1,6 @@
 """The whole system in one process: the same core and the same worker, with no socket between them.
 
-For notebooks, offline batches and tests. The worker is found by entry point, so that the planes need not meet.
+For notebooks, offline batches and tests.
 """
 
 import asyncio
@@ -8,55 +8,35 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.defaults import DefaultSampling
 from control_plane.admission.extra_args import ExtraArgs, warn_of_undeclared
-from control_plane.admission.submission import Submission, given
+from control_plane.admission.submission import ChatMessage, Submission, given
 from control_plane.admission.validator import Validator
-from control_plane.config import Source, load_config
+from control_plane.engine.completions import Completion, OutputCollector
 from control_plane.engine.core import EngineCore
+from control_plane.engine.local_worker import build_worker
 from control_plane.engine.outputs import Delivery
 from control_plane.engine.router import RoundRobin
 from control_plane.engine.scheduler_choice import choose_scheduler
 from control_plane.engine.served import ServedModel, ServedModels
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.text.model import TextModel
-from control_plane.workers.handle import WorkerHandle
-from plugins.errors import (
-    EngineClosed,
-    FieldViolation,
-    InvalidConfig,
-    InvalidRequest,
-    QueueFull,
-    ServingError,
-    TenantQuotaExceeded,
-)
-from plugins.logits_loading import LoadedProcessor, load_processors
-from plugins.metrics import NoMetrics
+from control_plane.text.stream import TextStream
+from plugins.errors import EngineClosed, FieldViolation, InvalidRequest, QueueFull, TenantQuotaExceeded
+from plugins.logits_loading import load_processors
 from plugins.scheduler import Scheduler, SchedulingPolicy
-from plugins.types import FinishReason, GenerationId, RequestId, SamplingParams, StepResult, TokenId, WorkerId
+from plugins.types import GenerationId, Request, RequestId, SamplingParams, StepResult, WorkerId
 
 T = TypeVar("T")
 
 WORKER = WorkerId("local")  # there is but one
 GENERATION = GenerationId("local")
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The whole output of one request."""
-
-    request_id: RequestId
-    token_ids: tuple[TokenId, ...]
-    text: str
-    finish: FinishReason
-    error: ServingError | None  # set when the end is not STOP or LENGTH
 
 
 class LocalEngine:
@@ -107,7 +87,7 @@ class LocalEngine:
         )
         self._coming: Future[StepResult] | None = None  # the result that a step waits for
         self._failure: Exception | None = None  # what ended the engine: a scheduler that raised, a broken worker
-        self._worker = _build_worker(worker, processors)
+        self._worker = build_worker(worker, processors)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-engine", daemon=True)
         self._thread.start()
@@ -136,23 +116,14 @@ class LocalEngine:
     def add_request(
         self, request_id: str, prompt: str | Sequence[int], sampling: SamplingParams | None = None
     ) -> RequestId:
-        """Start a request; "" lets the engine choose its id, which is returned.
+        """Start a request; "" lets the engine choose its id, which is returned. No sampling: the model's defaults.
 
+        Further outputs have names of their own, which begin with this one; it stands for all of them in `cancel`.
         Raises: InvalidRequest: names every field that is wrong; DuplicateRequest; QueueFull.
         """
-        is_text, is_bytes = isinstance(prompt, str), isinstance(prompt, bytes)
-        if is_bytes or not (is_text or all(type(token_id) is int for token_id in prompt)):
-            raise InvalidRequest([FieldViolation("prompt", "WRONG_TYPE", "must be a text or whole numbers")])
         self._check_open()
-        submission = Submission(
-            request_id=request_id,
-            text=prompt if isinstance(prompt, str) else None,
-            token_ids=None if isinstance(prompt, str) else prompt,
-            sampling={} if sampling is None else given(sampling),
-        )
-        (request,) = self._validator.validate(submission).requests
-        self._core.submit(request, GENERATION, time.monotonic())
-        return request.request_id
+        requests, _ = self._submit(_read_prompt(request_id, prompt, sampling))
+        return requests[0].request_id
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request early; its delivery comes with the next step. Unknown and ended ones are ignored."""
@@ -198,36 +169,64 @@ class LocalEngine:
         """
         if isinstance(prompts, str):
             raise InvalidRequest([FieldViolation("prompts", "WRONG_TYPE", "must be a list of prompts, not one text")])
-        token_ids: dict[RequestId, list[TokenId]] = {}
-        ends: dict[RequestId, Delivery] = {}
-        waiting = deque(prompts)
+        self._check_open()
+        return self._complete_all(_read_prompt("", prompt, sampling) for prompt in prompts)
+
+    def chat(
+        self,
+        conversations: Sequence[Sequence[ChatMessage]],
+        sampling: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Completion]:
+        """Answer all conversations together, each of which may call these tools. Otherwise as `generate`."""
+        self._check_open()
+        return self._complete_all(
+            Submission(messages=messages, tools=tools, sampling={} if sampling is None else given(sampling))
+            for messages in conversations
+        )
+
+    def _complete_all(self, submissions: Iterable[Submission]) -> list[Completion]:
+        """Carry all of them out together; the outputs of each are one completion."""
+        waiting = deque(submissions)
+        started: list[list[OutputCollector]] = []
+        running: dict[RequestId, OutputCollector] = {}
         try:
-            while waiting or len(ends) < len(token_ids):
+            while waiting or running:
                 # The queue is bounded: the rest of a long list goes in as it empties.
-                while waiting and (request_id := self._add_if_room(waiting[0], sampling)) is not None:
+                while waiting and (outputs := self._submit_if_room(waiting[0])) is not None:
                     waiting.popleft()
-                    token_ids[request_id] = []
+                    started.append(list(outputs.values()))
+                    running |= outputs
                 for delivery in self.step():
-                    if delivery.request_id in token_ids:
-                        token_ids[delivery.request_id] += delivery.token_ids
-                        if delivery.finish is not None:
-                            ends[delivery.request_id] = delivery
+                    if (output := running.get(delivery.request_id)) is not None:
+                        output.take(delivery)
+                        if output.is_complete:
+                            del running[delivery.request_id]
         except BaseException:
-            for request_id in token_ids if self._failure is None else ():
+            for request_id in running if self._failure is None else ():
                 self.cancel(request_id)
             raise
-        return [self._complete(ends[request_id], tuple(ids)) for request_id, ids in token_ids.items()]
+        return [first.complete([other.complete() for other in others]) for first, *others in started]
 
-    def _add_if_room(self, prompt: str | Sequence[int], sampling: SamplingParams | None) -> RequestId | None:
+    def _submit_if_room(self, submission: Submission) -> dict[RequestId, OutputCollector] | None:
         """Start a request; None if the queue is full, and what is at hand will make room."""
         if self._core.num_waiting >= self._core.max_waiting and self._core.has_work():
             return None  # before the prompt is read, which may take long
         try:
-            return self.add_request("", prompt, sampling)
+            requests, texts = self._submit(submission)
         except (QueueFull, TenantQuotaExceeded):
             if not self._core.has_work():
                 raise
             return None
+        return {each.request_id: OutputCollector(each, text) for each, text in zip(requests, texts, strict=True)}
+
+    def _submit(self, submission: Submission) -> tuple[tuple[Request, ...], list[TextStream]]:
+        """Start all outputs of a request; the engine watches those texts that can end one."""
+        requests = self._validator.validate(submission).requests
+        texts = [self.model.text.stream(request.sampling) for request in requests]
+        watchers = [text if text.is_watching else None for text in texts]
+        self._core.submit_all(requests, GENERATION, time.monotonic(), watchers)
+        return requests, texts
 
     def close(self) -> None:
         """Let the worker go and stop its threads. Idempotent."""
@@ -242,10 +241,6 @@ class LocalEngine:
         if self._loop.is_closed():
             raise EngineClosed
 
-    def _complete(self, end: Delivery, token_ids: tuple[TokenId, ...]) -> Completion:
-        finish = end.finish or FinishReason.FAILED
-        return Completion(end.request_id, token_ids, self.model.text.decode(token_ids), finish, end.error)
-
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -255,21 +250,14 @@ async def _next(results: Any) -> StepResult:
     return result
 
 
-def _build_worker(values: dict[str, object], processors: Sequence[LoadedProcessor]) -> WorkerHandle:
-    config_class = _load("dihedral.config_sections", "worker")
-    build = _load("dihedral.worker_factories", "local")
-    given = Source({f"worker.{key}": value for key, value in values.items()}, "of LocalEngine", _argument)
-    config = load_config({"worker": config_class}, given, {}, None).section(config_class)
-    worker: WorkerHandle = build(config, NoMetrics(), lambda phase, done, total: None, processors)
-    return worker
-
-
-def _argument(key: str) -> str:
-    return key.removeprefix("worker.")
-
-
-def _load(group: str, name: str) -> Any:
-    found = [entry for entry in entry_points(group=group) if entry.name == name]
-    if not found:
-        raise InvalidConfig(f"no {name!r} in the entry-point group {group}; install the package with its worker extra")
-    return found[0].load()
+def _read_prompt(request_id: str, prompt: str | Sequence[int], sampling: SamplingParams | None) -> Submission:
+    """Raises: InvalidRequest: the prompt is neither a text nor tokens."""
+    is_text, is_bytes = isinstance(prompt, str), isinstance(prompt, bytes)
+    if is_bytes or not (is_text or all(type(token_id) is int for token_id in prompt)):
+        raise InvalidRequest([FieldViolation("prompt", "WRONG_TYPE", "must be a text or whole numbers")])
+    return Submission(
+        request_id=request_id,
+        text=prompt if isinstance(prompt, str) else None,
+        token_ids=None if isinstance(prompt, str) else prompt,
+        sampling={} if sampling is None else given(sampling),
+    )
