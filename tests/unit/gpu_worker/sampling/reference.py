@@ -17,14 +17,14 @@ def reference_scores(
     """What all stages before the temperature make of one row."""
     scores = np.array(scores, dtype=np.float64)
     if params.allowed_token_ids:
-        kept = {token: scores[token] for token in params.allowed_token_ids}
+        kept = {allowed: scores[allowed] for allowed in params.allowed_token_ids}
         scores[:] = -np.inf
-        for token, score in kept.items():
-            scores[token] = score
-    for token, bias in params.logit_bias.items():
-        scores[token] += bias
+        for allowed, score in kept.items():
+            scores[allowed] = score
+    for biased, bias in params.logit_bias.items():
+        scores[biased] += bias
     if len(output) < params.min_tokens:
-        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
+        ends: set[int] = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
         without = scores.copy()
         for token in ends:
             without[token] = -np.inf

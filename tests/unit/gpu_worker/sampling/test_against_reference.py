@@ -21,7 +21,7 @@ def draw_parameters(rng: np.random.Generator, vocab_size: int, output: list[int]
     """Some parameters off their defaults; the others are absent."""
 
     def tokens(most: int) -> list[int]:
-        return rng.choice(vocab_size, size=int(rng.integers(1, most)), replace=False).tolist()
+        return [int(token) for token in rng.choice(vocab_size, size=int(rng.integers(1, most)), replace=False)]
 
     def bad_word() -> tuple[int, ...]:
         """One token, or a run that the output ends with and a token behind it, or a run that it seldom ends with."""
