@@ -46,6 +46,7 @@ class Scheduler(ABC):
         """Take a request; it waits until a plan admits it. Its id is not in use.
 
         One that has output already is continued: the tokens it has are known, and are never delivered again.
+        One with `prompt_logprobs` is admitted without cached tokens: something is told of each.
         """
 
     @abstractmethod
@@ -62,7 +63,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def update(self, result: StepResult) -> tuple[Finished, ...]:
-        """Take the result of the oldest plan in flight; return the requests that it ended."""
+        """Take the result of the oldest plan in flight; return the requests that it ended.
+
+        Rows of requests that have ended may have tokens all the same: nobody reads them. A row that waits, as
+        StepResult has it, has one token less than was planned, and its last known one is to be computed again.
+        """
 
     @abstractmethod
     def has_work(self) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from plugins.types import (
@@ -129,6 +129,7 @@ class FakeWorker:
     salts: dict[RequestId, str] = field(default_factory=dict)  # of requests that may not share with those without
     siblings: set[RequestId] = field(default_factory=set)  # who may share blocks with a running one, reset or not
     failing: set[RequestId] = field(default_factory=set)  # whose next row fails
+    waits: Callable[[RequestId], bool] = lambda request_id: False  # asked before each token: has the row to wait?
     num_steps: int = 0
     rows: dict[Row, _Row] = field(default_factory=dict)
     _last_seq: int = 0
@@ -184,7 +185,14 @@ class FakeWorker:
                 failures.append(RowFailure(chunk.row, "ROW_FAILED", "the fake worker was told to fail it"))
                 continue
             self._compute(held, chunk.num_tokens)
-            if held.num_computed == len(held.token_ids):
+            if held.num_computed < len(held.token_ids):
+                continue
+            if self.waits(held.admission.request_id):
+                held.num_computed -= 1
+                rows.append(chunk.row)
+                counts.append(0)
+                finishes.append(None)
+            else:
                 token, finish = self._sample(held)
                 rows.append(chunk.row)
                 counts.append(1)

@@ -16,6 +16,7 @@ from control_plane.kv.hashing import BlockHash, CacheScope, hasher_for
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.first_come import FirstComePolicy
 from control_plane.scheduling.sequence import Sequence, State
+from control_plane.scheduling.siblings import Siblings, leader_of
 from control_plane.scheduling.waiting import WaitingQueue
 from plugins.errors import InvariantBroken
 from plugins.kv_events import KvEvent
@@ -100,8 +101,7 @@ class BatchingScheduler(Scheduler):
         self._released: list[Row] = []  # rows that the next plan tells the worker to forget
         self._sequences: dict[RequestId, Sequence] = {}
         self._waiting = WaitingQueue()
-        self._siblings: dict[RequestId, list[Sequence]] = {}  # held back until the prompt of this one is computed
-        self._num_held_tokens = 0  # of their prompts
+        self._siblings = Siblings()
         self._running: list[Sequence] = []
         self._in_flight: deque[_PlanInFlight] = deque()
         self._is_full = False  # the last admissions stopped for want of a row or of blocks
@@ -121,10 +121,9 @@ class BatchingScheduler(Scheduler):
         place = (self.policy.order(request), self._num_arrivals)
         root, hashes = self._prompt_hashes(request)
         sequence = self._sequences[request.request_id] = Sequence(request, place, root, list(hashes))
-        leader = self._leader_of(sequence)
+        leader = leader_of(sequence, self._sequences)
         if leader is not None and not leader.is_prompt_computed:
-            self._siblings.setdefault(leader.request_id, []).append(sequence)
-            self._num_held_tokens += sequence.num_known
+            self._siblings.hold(sequence, leader.request_id)
         else:
             self._waiting.add(sequence)
 
@@ -160,6 +159,8 @@ class BatchingScheduler(Scheduler):
         plan = self._in_flight.popleft()
         failed = {failure.row for failure in result.failures}
         rows, counts, token_ids, finishes = result.rows, result.counts, result.token_ids, result.finishes
+        if len(token_ids) < len(rows):
+            self._note_waits(plan, result)
         finished: list[Finished] = []
         told = start = 0  # entries of the result that were read, and their tokens
         for sequence, num_tokens in zip(plan.sequences, plan.counts, strict=True):
@@ -198,7 +199,7 @@ class BatchingScheduler(Scheduler):
         return SchedulerLoad(
             num_running=len(self._running),
             num_waiting=len(self._sequences) - len(self._running),
-            num_waiting_tokens=self._waiting.num_tokens + self._num_held_tokens,
+            num_waiting_tokens=self._waiting.num_tokens + self._siblings.num_tokens,
             num_uncomputed_tokens=self._num_uncomputed,
             num_blocks=self.kv.num_blocks,
             num_free_blocks=self.kv.num_free,
@@ -209,6 +210,8 @@ class BatchingScheduler(Scheduler):
         )
 
     def num_cached_tokens(self, request: Request) -> int:
+        if request.sampling.prompt_logprobs is not None:
+            return 0  # it is told about each of them
         _, hashes = self._prompt_hashes(request)
         usable = hashes[: (len(request.prompt_token_ids) - 1) // self._block_size]
         return self.kv.num_matched(usable) * self._block_size
@@ -380,7 +383,7 @@ class BatchingScheduler(Scheduler):
         self, sequence: Sequence, num_tokens: int, draft: _Draft, spare: int
     ) -> tuple[tuple[BlockId, ...], tuple[BlockId, ...], int] | None:
         """Return the blocks whose tokens need no computing, further ones, and how many tokens the former hold."""
-        leader = self._leader_of(sequence)
+        leader = leader_of(sequence, self._sequences)
         num_shared = sequence.num_prompt_tokens - 1
         if leader is not None and leader.is_prompt_computed and not sequence.has_started and num_shared:
             fork = self.kv.fork(sequence.request_id, leader.request_id, num_shared, num_tokens, spare)
@@ -390,7 +393,8 @@ class BatchingScheduler(Scheduler):
                 return fork.shared, fork.new, num_shared
             draft.copies.append(fork.copy)
             return (*fork.shared, fork.copy.destination), fork.new, num_shared
-        usable = sequence.hashes[: (num_tokens - 1) // self._block_size]  # one token at least has to be computed
+        num_usable = 0 if sequence.tells_prompt else (num_tokens - 1) // self._block_size
+        usable = sequence.hashes[:num_usable]  # one token at least has to be computed
         start = self.kv.start(sequence.request_id, num_tokens, usable, spare)
         if start is None:
             return None
@@ -425,10 +429,19 @@ class BatchingScheduler(Scheduler):
             self._leave(sequence, State.FINISHED)
         else:
             sequence.state = State.FINISHED
-            if not self._is_held(sequence):
+            if not self._siblings.discard(sequence):
                 self._waiting.note_gone(sequence)
         self.policy.note_ended(sequence.request, sequence.num_output_tokens)
         self._free_siblings_of(sequence.request_id)
+
+    def _note_waits(self, plan: _PlanInFlight, result: StepResult) -> None:
+        """Take back what the plan promised of rows that have no token yet, and have not ended."""
+        entries = zip(result.rows, result.counts, result.finishes, strict=True)
+        waiting = {row for row, count, finish in entries if not count and finish is None}
+        waiting.difference_update(failure.row for failure in result.failures)
+        for sequence in plan.sequences:
+            if sequence.row in waiting:
+                sequence.wait()
 
     def _finish(self, sequence: Sequence, reason: FinishReason, finished: list[Finished]) -> None:
         self._retire(sequence)
@@ -465,30 +478,12 @@ class BatchingScheduler(Scheduler):
         self.kv.publish(sequence.request_id, hashes[first:end], first, parent, token_ids)
         sequence.num_named = end
 
-    def _leader_of(self, sequence: Sequence) -> Sequence | None:
-        """The sibling that was named, unless that name is another prompt's by now, or its own."""
-        leader_id = sequence.request.sibling_of
-        leader = None if leader_id is None else self._sequences.get(leader_id)
-        if leader is None or leader is sequence or leader.request.cache_salt != sequence.request.cache_salt:
-            return None
-        return leader if leader.request.prompt_token_ids == sequence.request.prompt_token_ids else None
-
-    def _is_held(self, sequence: Sequence) -> bool:
-        """Take a sequence out of those that wait for their sibling; False if it is not one of them."""
-        held = self._siblings.get(sequence.request.sibling_of) if sequence.request.sibling_of else None
-        if held is None or sequence not in held:
-            return False
-        held.remove(sequence)
-        self._num_held_tokens -= sequence.num_known
-        return True
-
     def _free_siblings(self) -> None:
-        for leader_id in tuple(self._siblings):
+        for leader_id in self._siblings.leaders:
             leader = self._sequences.get(leader_id)
             if leader is None or leader.is_prompt_computed:
                 self._free_siblings_of(leader_id)
 
     def _free_siblings_of(self, leader_id: RequestId) -> None:
-        for sequence in self._siblings.pop(leader_id, ()):
-            self._num_held_tokens -= sequence.num_known
+        for sequence in self._siblings.take(leader_id):
             self._waiting.add(sequence)

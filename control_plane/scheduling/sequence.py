@@ -55,6 +55,7 @@ class Sequence:
         "root",
         "row",
         "state",
+        "tells_prompt",
         "token_ids",
     )
 
@@ -69,6 +70,8 @@ class Sequence:
         tokens = array("i", (*request.prompt_token_ids, *request.output_token_ids))
         self.token_ids = cast("MutableSequence[TokenId]", tokens)
         self.max_known = self.num_prompt_tokens + request.sampling.max_tokens  # it is complete when it has so many
+        # Something is told of each token of its prompt, so that all of them have to be computed.
+        self.tells_prompt = request.sampling.prompt_logprobs is not None
         self.state = State.WAITING
         self.has_started = bool(request.output_token_ids)  # it was admitted before, here or elsewhere
         self.row: Row | None = None
@@ -138,6 +141,15 @@ class Sequence:
             self.num_unplanned = 1
             self.num_left -= 1
             self.num_spare_slots -= 1
+
+    def wait(self) -> None:
+        """The token that a plan was to sample could not be chosen yet: the last known one is computed again.
+
+        A plan in flight that counted on it does that; with none, the next one that names the row.
+        """
+        self.num_left += 1
+        self.num_spare_slots += 1
+        self.num_until_full += 1
 
     def pass_boundary(self, block_size: int) -> int:
         """Enough is computed to fill blocks. Returns how many are full by now."""

@@ -5,7 +5,7 @@ Follows the step protocol: release, copy, admit, forward. Which requests there a
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from plugins.conformance.report import require
@@ -61,6 +61,7 @@ class PlanChecker:
         self.outputs: dict[RequestId, list[TokenId]] = {}  # sampled so far, with those that a request brought along
         self.failing: set[RequestId] = set()  # whose next row fails
         self.stop_after: dict[RequestId, int] = {}  # output length at which a request meets its end
+        self.waits: Callable[[RequestId], bool] = lambda request_id: False  # asked before each token
         self._info = info
         self._requests: dict[RequestId, Request] = {}
         self._rows: dict[Row, _Row] = {}
@@ -73,6 +74,10 @@ class PlanChecker:
         """From now on plans may admit this request."""
         self._requests[request.request_id] = request
         self.outputs[request.request_id] = list(request.output_token_ids)
+
+    def owners(self) -> dict[Row, RequestId]:
+        """Whose row is whose, since the last plan."""
+        return {number: row.request.request_id for number, row in self._rows.items()}
 
     def forget(self, request_id: RequestId) -> None:
         """It has ended, or was cancelled: the next plan has to release its row, if it has one."""
@@ -121,6 +126,8 @@ class PlanChecker:
         require(admission.sampling == request.sampling, f"{request_id} is admitted with other sampling parameters")
         num_cached = admission.num_cached_tokens
         require(0 <= num_cached < len(known), f"{num_cached} of {len(known)} tokens of {request_id} are cached")
+        is_told = request.sampling.prompt_logprobs is not None
+        require(not (is_told and num_cached), f"{num_cached} tokens of {request_id}, which asks about each, are cached")
         row = _Row(request, [], [], [], num_cached)
         for token_id in known:
             row.append(token_id)
@@ -179,6 +186,9 @@ class PlanChecker:
             if row.num_computed < len(row.token_ids):
                 require(num_steps == 0, f"row {chunk.row} repeats a chunk that is no decode")
                 return None
+            if self.waits(row.request.request_id):
+                row.num_computed -= 1
+                continue
             token, finish = self._sample(row)
             tokens.append(token)
         return tokens, finish

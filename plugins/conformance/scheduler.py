@@ -4,9 +4,10 @@ Plans go to a worker that checks them; results come back as late as the schedule
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from plugins.conformance.plan_checker import PlanChecker, say
@@ -17,6 +18,7 @@ from plugins.types import (
     ModelInfo,
     Request,
     RequestId,
+    Row,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -79,6 +81,9 @@ class Rig:
         self.results: deque[StepResult] = deque()
         self.live: dict[RequestId, Request] = {}
         self.ends: dict[RequestId, FinishReason] = {}
+        self.text_ends_at: dict[RequestId, int] = {}  # output length at which the engine finds a stop string
+        self.num_told: Counter[RequestId] = Counter()  # output tokens that the scheduler was told of
+        self._owners: deque[dict[Row, RequestId]] = deque()  # of each result on its way
         self._num_requests = 0
 
     def add(self, request: Request) -> None:
@@ -100,16 +105,27 @@ class Rig:
         if not plan.is_empty:
             self.plans.append(plan)
             self.results.append(self.worker.take(plan))
+            self._owners.append(self.worker.owners())
         return plan
 
     def update(self) -> None:
-        """Hand over the oldest result."""
-        for finished in self.scheduler.update(self.results.popleft()):
+        """Hand over the oldest result, as the engine does: a request whose text ends there has stopped."""
+        for finished in self.scheduler.update(self._read(self.results.popleft(), self._owners.popleft())):
             request_id = finished.request_id
             require(request_id in self.live, f"{request_id} ends, and is not at hand")
             del self.live[request_id]
             self.ends[request_id] = finished.reason
             self.worker.forget(request_id)
+
+    def _read(self, result: StepResult, owners: dict[Row, RequestId]) -> StepResult:
+        finishes = list(result.finishes)
+        for index, (row, count) in enumerate(zip(result.rows, result.counts, strict=True)):
+            request_id = owners[row]
+            if request_id in self.live:
+                self.num_told[request_id] += count
+                if count and self.num_told[request_id] == self.text_ends_at.get(request_id):
+                    finishes[index] = FinishReason.STOP
+        return replace(result, finishes=tuple(finishes))
 
     def move(self, throttle_prefills: bool = False) -> None:
         """Plan as far ahead as declared, then hand one result over, as the engine does."""
@@ -287,6 +303,65 @@ def a_failed_row_ends_its_request_alone(make: MakeScheduler) -> None:
         _check_end(rig, request)
 
 
+def a_row_that_waits_is_computed_again(make: MakeScheduler) -> None:
+    """Its request gets its own tokens in the end, also if it loses its row or is cancelled meanwhile."""
+    for seed in range(12):
+        draw = random.Random(seed)
+        info = small_worker(draw.choice((16, 64)), draw.choice((1, 4)), 3, draw.choice((8, 32)))
+        rig = Rig(make, info)
+        rig.worker.waits = partial(_waits_often, draw)
+        requests = _drawn_requests(draw, info)
+        for request in requests:
+            rig.add(request)
+            rig.move()
+        cancelled = draw.choice(sorted(rig.live)) if rig.live else None
+        if cancelled is not None:
+            rig.cancel(cancelled)
+        rig.finish()
+        for request in requests:
+            if request.request_id != cancelled:
+                _check_end(rig, request)
+    rig = Rig(make, small_worker())
+    steps = iter(range(50))
+    rig.worker.waits = lambda request_id: request_id == "waits" and next(steps, None) is not None
+    requests = [request_of("waits"), request_of("goes on", max_tokens=12, first_token=90)]
+    for request in requests:
+        rig.add(request)
+    rig.finish()
+    for request in requests:
+        _check_end(rig, request)
+
+
+def a_text_that_ends_is_an_end(make: MakeScheduler) -> None:
+    """A row may be said to have stopped while plans in flight still name it; what they bring is nobody's."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        rig = Rig(make, small_worker(num_blocks=24, max_sequences=3))
+        for n in range(8):
+            request = request_of(f"r{n}", draw.randint(1, 9), max_tokens=9, first_token=40 * n)
+            rig.text_ends_at[request.request_id] = draw.randint(1, 9)
+            rig.add(request)
+        rig.finish()
+        for request_id, num_tokens in rig.text_ends_at.items():
+            require(rig.ends[request_id] is FinishReason.STOP, f"{request_id} stops, and ends {rig.ends[request_id]}")
+            require(rig.num_told[request_id] == num_tokens, f"{request_id} goes on behind its end")
+
+
+def a_prompt_that_is_told_about_is_computed_as_a_whole(make: MakeScheduler) -> None:
+    """With `prompt_logprobs` no token is taken from a cache or from a sibling: something is told of each."""
+    rig = Rig(make, small_worker())
+    for name in ("first", "second"):
+        request = request_of(name, num_prompt=16)
+        request = replace(request, sampling=replace(request.sampling, prompt_logprobs=0))
+        require(rig.scheduler.num_cached_tokens(request) == 0, "it says that tokens are cached of such a prompt")
+        rig.add(request)
+        if name == "first":
+            rig.move()
+        else:
+            rig.add(replace(request, request_id=RequestId("sibling"), sibling_of=RequestId("first")))
+    rig.finish()
+
+
 def its_load_counts_the_requests_at_hand(make: MakeScheduler) -> None:
     """Running and waiting ones together are all; no more run than there are rows."""
     rig = Rig(make, small_worker(max_sequences=2))
@@ -348,6 +423,9 @@ SCHEDULER_CHECKS: Sequence[Callable[[MakeScheduler], None]] = (
     a_request_with_output_is_continued,
     advice_to_hold_prompts_back_does_not_stop_them,
     a_failed_row_ends_its_request_alone,
+    a_row_that_waits_is_computed_again,
+    a_text_that_ends_is_an_end,
+    a_prompt_that_is_told_about_is_computed_as_a_whole,
     its_load_counts_the_requests_at_hand,
     asking_for_cached_tokens_changes_nothing,
     nothing_is_hit_after_a_reset,
@@ -373,6 +451,11 @@ def _drawn_requests(draw: random.Random, info: WorkerInfo) -> list[Request]:
             )
         )
     return requests
+
+
+def _waits_often(draw: random.Random, request_id: RequestId) -> bool:
+    """Every second request has a row that waits now and then."""
+    return request_id[-1] in "02468" and draw.random() < 0.4
 
 
 def _answer(prompt: Sequence[TokenId], num_tokens: int) -> tuple[TokenId, ...]:

@@ -24,7 +24,7 @@ from plugins.conformance.scheduler import (
     small_worker,
 )
 from plugins.scheduler import Scheduler, SchedulingPolicy
-from plugins.types import Request, RequestId, StepPlan, WorkerInfo
+from plugins.types import Finished, FinishReason, Request, RequestId, StepPlan, StepResult, WorkerInfo
 
 CONFIG = SchedulerConfig(prefix_hash_key="a key of these tests")
 
@@ -146,6 +146,22 @@ class KeepsTheFailed(Planted):
             super()._retire(sequence)
 
 
+class TakesNothingBack(Planted):
+    def _note_waits(self, plan: Any, result: StepResult) -> None:
+        pass
+
+
+class GoesOnBehindStops(Planted):
+    def update(self, result: StepResult) -> tuple[Finished, ...]:
+        return super().update(replace(result, finishes=tuple(each and FinishReason.LENGTH for each in result.finishes)))
+
+
+class TellsOfSomeTokens(Planted):
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        self._sequences[request.request_id].tells_prompt = False
+
+
 class TakesTooMuch(Planted):
     def __init__(self, worker: WorkerInfo) -> None:
         super().__init__(worker)
@@ -192,6 +208,9 @@ class KeepsItsCache(Planted):
         (ObeysEveryAdvice, "advice to hold prompts back does not stop them", "have not ended after 5000 moves"),
         (KeepsItsCache, "nothing is hit after a reset", "tokens are cached after a reset"),
         (GivesBlocksTwice, "a failed row ends its request alone", "writes block 0, which others hold too"),
+        (TakesNothingBack, "a row that waits is computed again", "have not ended after 5000 moves"),
+        (GoesOnBehindStops, "a text that ends is an end", "stops, and ends"),
+        (TellsOfSomeTokens, "a prompt that is told about is computed as a whole", "which asks about each, are cached"),
         (KeepsTheFailed, "a failed row ends its request alone", "it has work, and no request is left"),
     ],
 )

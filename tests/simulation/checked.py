@@ -188,7 +188,7 @@ class CheckedCore(EngineCore):
             client.num_cached_tokens = min(admission.num_cached_tokens, admission.num_prompt_tokens)
         scheduler = self._lanes[worker_id].scheduler
         if self._is_first_come and isinstance(scheduler, BatchingScheduler):
-            held = {each.request_id for group in scheduler._siblings.values() for each in group}
+            held = {each.request_id for group in scheduler._siblings._held.values() for each in group}
             waiting = {each.request_id for each in scheduler._sequences.values() if each.state is State.WAITING} - held
             if admission.request_id not in waiting:  # else the plan behind this one took its row again
                 first = min((self._world.live[request_id].arrival for request_id in waiting), default=client.arrival)
