@@ -3,15 +3,17 @@
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plugins.types import (
     Admission,
     BlockCopy,
     BlockId,
+    Chunk,
     FinishReason,
     ModelInfo,
+    PromptLogprobs,
     Request,
     RequestId,
     Row,
@@ -21,6 +23,7 @@ from plugins.types import (
     StepResult,
     TokenId,
     TokenizerBundle,
+    TokenLogprobs,
     WorkerInfo,
 )
 
@@ -98,6 +101,27 @@ def _say(value: int) -> TokenId:
     return TokenId(3 + value % (VOCAB_SIZE - 3))
 
 
+def told(token_ids: Sequence[int], weights_version: str = "") -> TokenLogprobs:
+    """What the fake model tells of the last one of these tokens."""
+    value = _start(weights_version)
+    for token_id in token_ids[:-1]:
+        value = _read(value, token_id)
+    return TokenLogprobs((TokenId(token_ids[-1]),), (-(value % 1000) / 100,), (1 + value % 7,))
+
+
+def told_of_prompt(prompt: Sequence[int], weights_version: str = "") -> tuple[TokenLogprobs, ...]:
+    """What it tells of a whole prompt, from place 1 on."""
+    return tuple(told(prompt[:length], weights_version) for length in range(2, len(prompt) + 1))
+
+
+def told_of_output(
+    prompt: Sequence[int], output: Sequence[int], weights_version: str = ""
+) -> tuple[TokenLogprobs, ...]:
+    """What it tells of all tokens of an output."""
+    lengths = range(1, len(output) + 1)
+    return tuple(told((*prompt, *output[:length]), weights_version) for length in lengths)
+
+
 class PlanViolation(AssertionError):
     """A plan asked for what no scheduler may ask for."""
 
@@ -170,6 +194,8 @@ class FakeWorker:
         tokens: list[TokenId] = []
         finishes: list[FinishReason | None] = []
         failures: list[RowFailure] = []
+        logprobs: list[TokenLogprobs | None] = []
+        prompts: list[PromptLogprobs] = []
         for chunk in plan.chunks:
             self._check(chunk.row in self.rows, f"chunk for row {chunk.row}, which holds nothing")
             held = self.rows[chunk.row]
@@ -185,6 +211,8 @@ class FakeWorker:
                 failures.append(RowFailure(chunk.row, "ROW_FAILED", "the fake worker was told to fail it"))
                 continue
             self._compute(held, chunk.num_tokens)
+            if held.admission.sampling.prompt_logprobs is not None:
+                prompts += self._tell_prompt(held, chunk)
             if held.num_computed < len(held.token_ids):
                 continue
             if self.waits(held.admission.request_id):
@@ -198,6 +226,8 @@ class FakeWorker:
                 counts.append(1)
                 tokens.append(token)
                 finishes.append(finish)
+                is_told = held.admission.sampling.logprobs is not None
+                logprobs.append(told(held.token_ids, self.info.weights_version) if is_told else None)
         return StepResult(
             seq=plan.seq,
             rows=tuple(rows),
@@ -205,7 +235,17 @@ class FakeWorker:
             token_ids=tuple(tokens),
             finishes=tuple(finishes),
             failures=tuple(failures),
+            logprobs=() if all(each is None for each in logprobs) else tuple(logprobs),
+            prompt_logprobs=tuple(prompts),
         )
+
+    def _tell_prompt(self, row: _Row, chunk: Chunk) -> list[PromptLogprobs]:
+        """Each computed token tells of the place behind it, as far as that is of the prompt."""
+        start = row.num_computed - chunk.num_tokens + 1
+        end = min(row.num_computed + 1, row.admission.num_prompt_tokens)
+        lengths = range(start + 1, end + 1)
+        places = tuple(told(row.token_ids[:length], self.info.weights_version) for length in lengths)
+        return [PromptLogprobs(chunk.row, start, places)] if places else []
 
     def _copy(self, copy: BlockCopy) -> None:
         """Copies come before admissions: nobody holds the destination yet."""

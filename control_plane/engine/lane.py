@@ -11,6 +11,7 @@ from typing import Final
 
 from control_plane.engine.facts import Facts
 from control_plane.engine.live import Live
+from control_plane.engine.logprobs import check_told
 from control_plane.engine.pacing import PrefillPacer
 from control_plane.engine.row_book import PlanInFlight, RowBook, check_result
 from plugins.errors import InvariantBroken, PlanOutOfOrder
@@ -43,6 +44,7 @@ class Lane:
         self.in_flight: deque[PlanInFlight] = deque()
         self.probe: Live | None = None  # the one suspect that is tried here
         self.num_watched = 0  # requests whose text may end them
+        self._num_told = 0  # requests that asked for log-probabilities
         self._plugin_failures_s: deque[float] = deque()  # when its schedulers raised, within the period
         self._rows: RowBook | None = None  # as the worker knows them; None while there is no scheduler
         self._load: SchedulerLoad | None = None  # what the scheduler said last; None: it has changed since
@@ -65,7 +67,7 @@ class Lane:
         lost = {owner for plan in self.in_flight for owner in plan.owners.values()}
         self.scheduler = self.probe = self._rows = None
         self.live.clear()
-        self.num_watched = 0
+        self.num_watched = self._num_told = 0
         self.in_flight.clear()
         for live in requests:
             live.lane = None
@@ -76,17 +78,23 @@ class Lane:
         live.lane = self
         live.num_tokens_here = 0
         self.live[live.request.request_id] = live
-        self.num_watched += live.watcher is not None
+        self._count(live, 1)
         self._load = None
         self._schedulers().add_request(live.continued if live.token_ids else live.request)
 
     def forget(self, live: Live) -> None:
         """A request has ended; the scheduler knows."""
         if self.live.pop(live.request.request_id, None) is not None:
-            self.num_watched -= live.watcher is not None
+            self._count(live, -1)
         live.lane = None
         if self.probe is live:
             self.probe = None
+
+    def _count(self, live: Live, sign: int) -> None:
+        if live.watcher is not None:
+            self.num_watched += sign
+        if live.tells_logprobs or live.tells_prompt:
+            self._num_told += sign
 
     @property
     def may_try_suspect(self) -> bool:
@@ -159,6 +167,8 @@ class Lane:
             raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
         plan, *later = self.in_flight
         missing = check_result(plan, later, result, self._vocab_size)
+        if self._num_told:
+            check_told(plan, result)
         if missing and self._rows is not None:
             self._rows.take_back(missing)
         self._load = None

@@ -91,7 +91,9 @@ class Ledger:
 
     def read(self, plan: PlanInFlight, result: StepResult, finished: dict[RequestId, FinishReason]) -> None:
         """Deliver what a result tells of its plan's owners, of whom the scheduler says that these have finished."""
-        token_ids, start = result.token_ids, 0
+        if result.prompt_logprobs:
+            self._read_prompts(plan, result)
+        token_ids, logprobs, start = result.token_ids, result.logprobs, 0
         for row, count, finish in zip(result.rows, result.counts, result.finishes, strict=True):
             end = start + count
             if count or finish:
@@ -105,13 +107,25 @@ class Ledger:
                     elif not tokens:
                         continue
                     owner.take(tokens)
-                    self._deliveries.append(Delivery(request_id, tokens, reason, None, owner.num_cached_tokens))
+                    told = logprobs[start:end] if logprobs and owner.tells_logprobs else ()
+                    self._deliveries.append(Delivery(request_id, tokens, reason, None, owner.num_cached_tokens, told))
             start = end
         for failure in result.failures:
             owner = plan.owners[failure.row]
             if self.live.get(owner.request.request_id) is owner:
                 finished.pop(owner.request.request_id, None)
                 self.end(owner, FinishReason.FAILED, StepFailed(failure.reason, failure.message))
+
+    def _read_prompts(self, plan: PlanInFlight, result: StepResult) -> None:
+        for part in result.prompt_logprobs:
+            owner = plan.owners[part.row]
+            request_id = owner.request.request_id
+            places = part.places[owner.num_prompt_logprobs + 1 - part.start :]  # the others were told before
+            if places and owner.tells_prompt and self.live.get(request_id) is owner:
+                owner.num_prompt_logprobs += len(places)
+                self._deliveries.append(
+                    Delivery(request_id, num_cached_tokens=owner.num_cached_tokens, prompt_logprobs=places)
+                )
 
     # -- ending -------------------------------------------------------------------------------------------------
 

@@ -25,11 +25,22 @@ class Live:
     lane: "Lane | None" = None  # None: it has no worker
     token_ids: list[TokenId] = field(default_factory=list)  # output as far as it was delivered
     num_tokens_here: int = 0  # those of them that came from the worker that it is on
+    num_prompt_logprobs: int = 0  # places of the prompt that were told, from place 1 on
     num_cached_tokens: int = 0  # prompt tokens that needed no computing when it first got a row
     has_started: bool = False  # it had a row
     is_recovered: bool = False  # its last worker was lost with a plan that named it
     is_suspect: bool = False  # a worker died while it computed this one, perhaps because of it
     blame: float = 0.0  # for deaths of workers since it last settled; one that nobody else can be to blame for counts 1
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """True if it asked for the log-probabilities of its output."""
+        return self.request.sampling.logprobs is not None
+
+    @property
+    def tells_prompt(self) -> bool:
+        """True if it asked for those of its prompt."""
+        return self.request.sampling.prompt_logprobs is not None
 
     @property
     def is_settled(self) -> bool:

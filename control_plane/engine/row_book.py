@@ -85,6 +85,8 @@ class RowBook:
             raise InvariantBroken(f"plan {seq} admits {request_id!r} with other tokens than its prompt and output")
         if not 0 <= admission.num_cached_tokens < len(tokens):
             raise InvariantBroken(f"plan {seq} admits {request_id!r} with {admission.num_cached_tokens} cached tokens")
+        if owner.tells_prompt and min(admission.num_cached_tokens, len(prompt) - 1) > owner.num_prompt_logprobs:
+            raise InvariantBroken(f"plan {seq} admits {request_id!r} with cached tokens of a prompt that is told about")
         self._check_blocks(seq, admission.block_ids)
         self._rows[row] = _Held(owner, len(tokens), admission.num_cached_tokens)
 

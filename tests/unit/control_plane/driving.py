@@ -28,6 +28,7 @@ from plugins.types import (
     StepPlan,
     StepResult,
     TokenId,
+    TokenLogprobs,
     WorkerId,
     WorkerInfo,
 )
@@ -164,6 +165,8 @@ class Cluster:
         self.plans: list[tuple[WorkerId, StepPlan]] = []
         self.lost: list[tuple[WorkerId, ServingError]] = []
         self.outputs: dict[RequestId, tuple[TokenId, ...]] = {}
+        self.logprobs: defaultdict[RequestId, tuple[TokenLogprobs | None, ...]] = defaultdict(tuple)
+        self.prompt_logprobs: defaultdict[RequestId, tuple[TokenLogprobs, ...]] = defaultdict(tuple)
         self.ends: dict[RequestId, Delivery] = {}
         self.on_their_way: defaultdict[WorkerId, list[StepResult]] = defaultdict(list)
 
@@ -199,6 +202,8 @@ class Cluster:
             request_id = delivery.request_id
             assert request_id not in self.ends, f"{request_id} hears of itself after its end"
             self.outputs[request_id] = self.outputs.get(request_id, ()) + delivery.token_ids
+            self.logprobs[request_id] += delivery.logprobs
+            self.prompt_logprobs[request_id] += delivery.prompt_logprobs
             if delivery.finish is not None:
                 self.ends[request_id] = delivery
         self.lost += output.lost
