@@ -1,0 +1,63 @@
+"""Every field of a request with every kind of value: served, or refused by its path; never an error of ours."""
+
+from collections import defaultdict
+
+import grpc
+import pytest
+
+from plugins.errors import InvalidRequest
+from plugins.types import FinishReason, TokenId
+from protos.status import from_rpc_error
+from tests.unit.control_plane.api.every_field import KINDS, Row, Served, kind_of, paths, rows
+from tests.unit.control_plane.api.running import Running, running
+
+ROWS = rows(Served("small", vocab_size=270, max_model_len=128, has_grammars=False))
+
+
+async def refusal(run: Running, row: Row) -> tuple[tuple[str, str], ...] | None:
+    """What is wrong with a request, by field and reason; None: it was served."""
+    run.engine.answer = [([TokenId(3)], FinishReason.LENGTH, None)]
+    try:
+        async for _ in run.inference.Generate(row.request()):
+            pass
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, f"{row}: {error.code()} {error.details()}"
+        refused = from_rpc_error(error)
+        assert isinstance(refused, InvalidRequest), row
+        return tuple((each.field, each.reason) for each in refused.violations)
+    return None
+
+
+async def test_every_row_is_served_or_refused_with_the_path_of_its_field() -> None:
+    """Cases B001, B008, B012, B013, B014, B017, B024, B026, over the wire."""
+    wrong = []
+
+    async with running() as run:
+        for row in ROWS:
+            if row.is_unsendable:
+                continue
+            expected = None if row.refusal is None else (row.refusal,)
+            found = await refusal(run, row)
+            if found != expected:
+                wrong.append(f"{row}: {found} instead of {expected}")
+
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.is_unsendable], ids=str)
+def test_what_the_runtime_of_protobuf_refuses_is_never_sent(row: Row) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        row.request()
+
+
+def test_every_field_has_its_rows() -> None:
+    """A field that is new fails here until `every_field.py` says what becomes of its values."""
+    tried = defaultdict(set)
+    for row in ROWS:
+        tried[row.path].add(row.kind)
+
+    missing = {path: sorted(KINDS[kind_of(path)] - tried[path]) for path in paths()}
+
+    assert {path: kinds for path, kinds in missing.items() if kinds} == {}
+    assert set(tried) == set(paths())
+    assert "sampling.top_p" in tried and "sampling.structured_output.choice.texts" in tried
