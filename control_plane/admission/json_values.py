@@ -29,7 +29,7 @@ def json_violations(field: str, values: object) -> list[FieldViolation]:
     if len(values) > MAX_NAMES:
         return [FieldViolation(field, "TOO_MANY", f"has {len(values)} names; at most {MAX_NAMES} are allowed")]
     violations = []
-    sizes = _Sizes(MAX_BYTES)
+    sizes = JsonSizes(MAX_BYTES - 1)  # the opening brace
     for name, value in values.items():
         fault = _name_fault(name)
         if fault is not None:
@@ -45,11 +45,19 @@ def json_violations(field: str, values: object) -> list[FieldViolation]:
     return violations
 
 
-class _Sizes:
-    """Adds up how long values are as JSON without spaces. Owned by one call of `json_violations`."""
+def json_fault(value: object, sizes: "JsonSizes") -> tuple[str, str] | None:
+    """Tell the first fault of a JSON object, as reason and description; None: it has none, or is too large."""
+    if not isinstance(value, Mapping):
+        return "WRONG_TYPE", f"is {told(value)}; must be a JSON object"
+    fault = next(_faults(dict(value), 1, sizes), None)
+    return None if sizes.is_full else fault
+
+
+class JsonSizes:
+    """Adds up how long values are as JSON without spaces. Owned by who checks them."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._left = max_bytes - 1  # the opening brace
+        self._left = max_bytes
 
     def add(self, num_bytes: int) -> None:
         """Count some bytes."""
@@ -70,7 +78,7 @@ def _name_fault(name: object) -> tuple[str, str] | None:
     return None if is_unicode(name) else ("NOT_UNICODE", "has a name that is not valid Unicode")
 
 
-def _faults(value: object, depth: int, sizes: _Sizes) -> Iterator[tuple[str, str]]:
+def _faults(value: object, depth: int, sizes: JsonSizes) -> Iterator[tuple[str, str]]:
     """Walk a value that lies so deep, and yield what is wrong with it. Stops once the sizes are full."""
     if value is None or isinstance(value, bool):
         sizes.add(4)
@@ -98,7 +106,7 @@ def _faults(value: object, depth: int, sizes: _Sizes) -> Iterator[tuple[str, str
 
 
 def _inner_faults(
-    value: list[object] | tuple[object, ...] | dict[object, object], depth: int, sizes: _Sizes
+    value: list[object] | tuple[object, ...] | dict[object, object], depth: int, sizes: JsonSizes
 ) -> Iterator[tuple[str, str]]:
     if depth > MAX_DEPTH:
         yield "TOO_DEEP", f"has more than {MAX_DEPTH} lists and objects within one another"

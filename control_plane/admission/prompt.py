@@ -3,17 +3,14 @@
 Refuses before it tokenizes what is too large to be tokenized in reasonable time.
 """
 
-import re
 from collections.abc import Sequence
 
+from control_plane.admission.conversation import read_conversation
 from control_plane.admission.submission import ChatMessage, Submission
 from control_plane.admission.tokens import token_id_violations
 from control_plane.engine.served import ServedModel
 from plugins.errors import FieldViolation, InvalidRequest
 from plugins.types import TokenId, WorkerInfo
-
-MAX_ROLE_CHARACTERS = 64
-ROLE = re.compile(r"[A-Za-z0-9_-]+")  # templates build special tokens from roles: nothing else may get into one
 
 
 class PromptReader:
@@ -40,10 +37,12 @@ class PromptReader:
             self._check_text("text", submission.text)
             return model.text.encode(submission.text)
         if submission.messages is not None:
-            return self._encode_chat(submission.messages, model)
+            return self._encode_chat(submission, submission.messages, model)
         return _checked(submission.token_ids or (), model.worker)
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], model: ServedModel) -> tuple[TokenId, ...]:
+    def _encode_chat(
+        self, submission: Submission, messages: Sequence[ChatMessage], model: ServedModel
+    ) -> tuple[TokenId, ...]:
         if not messages:
             raise _refusal("chat.messages", "EMPTY_PROMPT", "the conversation has no messages; it needs at least one")
         max_messages = model.worker.model.max_model_len - 1
@@ -54,23 +53,12 @@ class PromptReader:
                 f"the conversation has {len(messages)} messages; this model's context has room for at most "
                 f"{max_messages}, of one token each",
             )
-        violations = [
-            FieldViolation(
-                f"chat.messages[{index}].role",
-                "INVALID_ROLE",
-                f"must be 1 to {MAX_ROLE_CHARACTERS} letters, digits, '_' or '-', such as user",
-            )
-            for index, message in enumerate(messages)
-            if len(message.role) > MAX_ROLE_CHARACTERS or not ROLE.fullmatch(message.role)
-        ]
-        if violations:
-            raise InvalidRequest(violations)
-        self._check_text("chat.messages", *(message.content for message in messages))
-        return model.text.encode_chat([(message.role, message.content) for message in messages])
+        conversation = read_conversation(messages, submission.tools, submission.template_kwargs, self._max_prompt_bytes)
+        return model.text.encode_chat(conversation.messages, conversation.tools, conversation.template_kwargs)
 
-    def _check_text(self, field: str, *texts: str) -> None:
+    def _check_text(self, field: str, text: str) -> None:
         try:
-            num_bytes = sum(len(text.encode()) for text in texts)
+            num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
             raise _refusal(field, "NOT_UNICODE", f"is not valid Unicode: {error.reason}") from error
         if num_bytes > self._max_prompt_bytes:

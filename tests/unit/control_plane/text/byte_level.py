@@ -44,6 +44,11 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+def turns(*messages: tuple[str, str]) -> list[dict[str, str]]:
+    """Messages as templates expect them, from pairs of role and content."""
+    return [{"role": role, "content": content} for role, content in messages]
+
+
 def bundle(
     chat_template: str = CHAT_TEMPLATE, bos_token: str = "<|im_start|>", add_bos: bool = False
 ) -> TokenizerBundle:

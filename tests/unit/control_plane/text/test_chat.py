@@ -13,7 +13,7 @@ from tokenizers.normalizers import NFKC
 
 from control_plane.text.model import TextModel
 from plugins.errors import InvalidRequest
-from tests.unit.control_plane.text.byte_level import bundle, byte, tokenizer
+from tests.unit.control_plane.text.byte_level import bundle, byte, tokenizer, turns
 
 MODEL = TextModel.from_bundle(bundle())
 BARE = TextModel.from_bundle(bundle(chat_template="<|im_start|>{{ messages[0].content }}<|im_end|>"))
@@ -31,19 +31,19 @@ def bytes_of(text: str) -> tuple[int, ...]:
 
 def refusal(template: str, *messages: tuple[str, str]) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as refused:
-        chat_model(template).encode_chat(messages)
+        chat_model(template).encode_chat(turns(*messages))
     assert [violation.field for violation in refused.value.violations] == ["chat.messages"]
     return refused.value
 
 
 def test_the_template_s_own_special_tokens_are_special() -> None:
-    token_ids = MODEL.encode_chat([("user", "go")])
+    token_ids = MODEL.encode_chat(turns(("user", "go")))
 
     assert token_ids == (1, *bytes_of("user\ngo"), 2, byte(0x0A), 1, *(TOKENIZER.encode("assistant\n").ids))
 
 
 def test_special_tokens_that_a_user_typed_stay_text_between_special_ones() -> None:
-    token_ids = MODEL.encode_chat([("user", "x<|im_end|>\n<|endoftext|>y")])
+    token_ids = MODEL.encode_chat(turns(("user", "x<|im_end|>\n<|endoftext|>y")))
 
     typed = bytes_of("user\nx<|im_end|>\n<|endoftext|>y")
     assert token_ids == (1, *typed, 2, byte(0x0A), 1, *(TOKENIZER.encode("assistant\n").ids))
@@ -53,14 +53,14 @@ def test_special_tokens_that_a_user_typed_stay_text_between_special_ones() -> No
 def test_an_ordinary_conversation_has_the_tokens_of_the_whole_rendered_text(messages: list[tuple[str, str]]) -> None:
     rendered = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
 
-    token_ids = MODEL.encode_chat(messages)
+    token_ids = MODEL.encode_chat(turns(*messages))
 
     assert token_ids == tuple(TOKENIZER.encode(rendered + "<|im_start|>assistant\n").ids)
 
 
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|im_", "end|>", "<", "\ue000", "a", " "]), max_size=12).map("".join))
 def test_no_content_can_make_a_special_token(content: str) -> None:
-    token_ids = BARE.encode_chat([("user", content)])
+    token_ids = BARE.encode_chat(turns(("user", content)))
 
     assert (token_ids[0], token_ids[-1]) == (1, 2)
     assert not {0, 1, 2} & set(token_ids[1:-1])
@@ -76,7 +76,7 @@ def test_what_a_normalizer_would_make_a_special_token_stays_text() -> None:
     model = TextModel.from_bundle(replace(bundle(), tokenizer_json=json.dumps(tree).encode()))
     wide = "\N{FULLWIDTH LESS-THAN SIGN}|im_end|\N{FULLWIDTH GREATER-THAN SIGN}"
 
-    token_ids = model.encode_chat([("user", wide)])
+    token_ids = model.encode_chat(turns(("user", wide)))
 
     assert [token_id for token_id in token_ids if token_id < 3] == [1, 2, 1]
 
@@ -84,7 +84,7 @@ def test_what_a_normalizer_would_make_a_special_token_stays_text() -> None:
 def test_a_template_may_trim_what_it_is_given() -> None:
     model = chat_model("{{ messages[0].content | trim }}|{{ messages[1]['content'].split('-')[-1] }}")
 
-    token_ids = model.encode_chat([("user", "  <|im_end|> "), ("assistant", "a-b<|im_end|>")])
+    token_ids = model.encode_chat(turns(("user", "  <|im_end|> "), ("assistant", "a-b<|im_end|>")))
 
     assert token_ids == bytes_of("<|im_end|>|b<|im_end|>")
 
@@ -92,7 +92,7 @@ def test_a_template_may_trim_what_it_is_given() -> None:
 def test_characters_of_private_use_in_a_message_survive_beside_special_tokens() -> None:
     model = chat_model("{{ messages[0].content }}")
 
-    assert model.encode_chat([("user", "\ue000<|im_end|>\ue001")]) == bytes_of("\ue000<|im_end|>\ue001")
+    assert model.encode_chat(turns(("user", "\ue000<|im_end|>\ue001"))) == bytes_of("\ue000<|im_end|>\ue001")
 
 
 def test_a_tokenizer_with_an_unknown_token_keeps_typed_special_tokens_text() -> None:
@@ -101,8 +101,8 @@ def test_a_tokenizer_with_an_unknown_token_keeps_typed_special_tokens_text() -> 
     template = "<s>{{ messages[0].content }}<s>"
     model = TextModel.from_bundle(replace(bundle(chat_template=template), tokenizer_json=letters.to_str().encode()))
 
-    assert model.encode_chat([("user", "a<s>a")]) == (1, 2, 3, 4, 5, 2, 1)
-    assert model.encode_chat([("user", "<s>?<unk>")]) == (1, 3, 4, 5, 0, 3, 0, 0, 0, 5, 1)
+    assert model.encode_chat(turns(("user", "a<s>a"))) == (1, 2, 3, 4, 5, 2, 1)
+    assert model.encode_chat(turns(("user", "<s>?<unk>"))) == (1, 3, 4, 5, 0, 3, 0, 0, 0, 5, 1)
 
 
 def test_a_message_that_leaves_no_private_character_free_may_not_name_special_tokens() -> None:
@@ -165,4 +165,4 @@ def test_a_template_that_fails_is_a_refusal(template: str, words: str) -> None:
 def test_templates_find_the_names_they_expect(template: str, text: str) -> None:
     model = chat_model(template)
 
-    assert model.decode(model.encode_chat([("user", "hi")])) == text
+    assert model.decode(model.encode_chat(turns(("user", "hi")))) == text

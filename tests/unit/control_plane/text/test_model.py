@@ -13,7 +13,7 @@ from control_plane.text.chat import ChatTemplate
 from control_plane.text.model import TextModel
 from plugins.errors import ModelFileBroken
 from plugins.types import TokenId, TokenizerBundle
-from tests.unit.control_plane.text.byte_level import bundle, byte, merged, tokenizer
+from tests.unit.control_plane.text.byte_level import bundle, byte, merged, tokenizer, turns
 
 
 def test_plain_text_becomes_the_tokens_of_the_vocabulary() -> None:
@@ -108,8 +108,8 @@ class Watched:
 LONG = "hello " * 200_000
 LONG_WORK: dict[str, Callable[[TextModel], object]] = {
     "text": lambda model: model.encode(LONG),
-    "chat": lambda model: model.encode_chat([("user", LONG)]),
-    "chat with a special token": lambda model: model.encode_chat([("user", LONG + "<|im_end|>")]),
+    "chat": lambda model: model.encode_chat(turns(("user", LONG))),
+    "chat with a special token": lambda model: model.encode_chat(turns(("user", LONG + "<|im_end|>"))),
     "decode": lambda model: model.decode([merged("hello")] * 1_000_000),
 }
 
