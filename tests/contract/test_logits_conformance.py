@@ -1,16 +1,20 @@
 """The suite of logits processors, against those of ours and against planted bugs."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from control_plane.cli.commands import main
 from plugins.builtin.ngram import NgramRepetitionBreaker
 from plugins.builtin.thinking import ThinkingBudget
 from plugins.builtin.watermark import Watermark
 from plugins.conformance.logits import LOGITS_CHECKS, check_logits_processor, examples_of
 from plugins.conformance.report import CheckResult
 from plugins.logits import LogitsProcessor
+from tests.architecture.sources import ROOT
 from tests.contract import broken_processors as broken
 from tests.contract.torch_at_top import TorchAtTop
 
@@ -134,3 +138,25 @@ def test_examples_are_found_in_a_schema(
     schema: Mapping[str, Any] | None, examples: tuple[Mapping[str, Any], ...]
 ) -> None:
     assert examples_of(schema) == examples
+
+
+def sources_of_the_page() -> list[str]:
+    page = (ROOT / "docs/logits_processors.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_processor_of_the_page_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = [each for each in sources_of_the_page() if "class Brevity(" in each]
+    (tmp_path / "brevity.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert main(["plugins", "check", "brevity:Brevity"]) == 0
+    assert main(["plugins", "check", "brevity:Brevity", "--example", '{"brevity": 1}']) == 0
+
+
+def test_the_detector_runs_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = [each for each in sources_of_the_page() if "detect(" in each]
+
+    exec(source, {})
+
+    assert len(capsys.readouterr().out.split()) == 2
