@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.extra_args import ExtraArgs, warn_of_undeclared
 from control_plane.admission.validator import Validator
 from control_plane.api.admin import AdminServicer
 from control_plane.api.config import ServerConfig
@@ -29,6 +30,8 @@ from control_plane.workers.config import WorkersConfig
 from control_plane.workers.discovery import discovery_of
 from control_plane.workers.fleet import WorkerFleet
 from control_plane.workers.grpc_handle import GrpcWorkerHandle
+from plugins.config import PluginsConfig
+from plugins.logits_loading import load_processors
 from plugins.metrics import Metrics
 from protos.channel import MIB
 
@@ -44,12 +47,15 @@ async def run_control_plane(
     metrics: Metrics,
     stop: asyncio.Event,
     on_bound: Callable[[int], object],
+    plugins: PluginsConfig = PluginsConfig(),  # noqa: B008  # frozen
 ) -> None:
     """Serve until `stop` is set, then drain and return. `on_bound` is told the port as soon as it listens.
 
     While it drains, readiness says NOT_SERVING, requests at hand go on, and new ones are refused with UNAVAILABLE.
-    Raises: InvalidConfig: the port cannot be had; whatever is a bug of the engine, as it was.
+    Raises: InvalidConfig: the port cannot be had, or a plug-in cannot be loaded; whatever is a bug, as it was.
     """
+    processors = load_processors(plugins.logits_processors, plugins.logits_processor_config)
+    warn_of_undeclared(processors)
     core = EngineCore(
         choose_scheduler(scheduler),
         admission,
@@ -73,13 +79,26 @@ async def run_control_plane(
         models,
         generations,
         health.set_models,
+        logits_processors=tuple(each.info.place for each in processors),
     )
-    validator = Validator(models, admission, draw_seed=lambda: secrets.randbits(SEED_BITS))
+    validator = Validator(
+        models,
+        admission,
+        draw_seed=lambda: secrets.randbits(SEED_BITS),
+        extra_args=ExtraArgs(processors),
+    )
     api = ApiServer(
         server,
         InferenceServicer(models, validator, driver, admission, metrics, time.monotonic),
         AdminServicer(
-            driver, fleet.views, admission, health.set_open, fleet.note_intake, version("dihedral"), time.monotonic
+            driver,
+            fleet.views,
+            admission,
+            health.set_open,
+            fleet.note_intake,
+            version("dihedral"),
+            time.monotonic,
+            [each.info for each in processors],
         ),
         health,
     )

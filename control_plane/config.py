@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import Field, ValidationError, create_model
@@ -25,6 +25,7 @@ from control_plane.logs import LogConfig
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.telemetry import MetricsConfig
 from control_plane.workers.config import WorkersConfig
+from plugins.config import PluginsConfig
 from plugins.errors import InvalidConfig
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ CONTROL_PLANE_SECTIONS: Mapping[str, type[Any]] = {
     "admission": AdmissionConfig,
     "scheduler": SchedulerConfig,
     "workers": WorkersConfig,
+    "plugins": PluginsConfig,
     "log": LogConfig,
     "metrics": MetricsConfig,
 }
@@ -127,14 +129,15 @@ def load_config(
     if file is None and environ.get(CONFIG_VARIABLE):
         file = Path(environ[CONFIG_VARIABLE])
     sources = [flags, read_environment(environ), *([read_file(file)] if file else [])]
-    optional = _optional_keys(sections)
+    optional, lists = _optional_keys(sections), _list_keys(sections)
     origins: dict[str, str] = {}
     for source in sources:
         _refuse_unknown(source, sections)
         for key in source.values:
             origins.setdefault(key, f"{source.spell(key)} {source.place}")
+    trees = [_nested(_without_words(_with_lists(source.values, lists), optional)) for source in sources]
     try:
-        root = _root_model(sections, [_nested(_without_words(source.values, optional)) for source in sources])()
+        root = _root_model(sections, trees)()
     except ValidationError as error:
         raise InvalidConfig("; ".join(_describe(each, origins) for each in error.errors())) from error
     return Config({name: getattr(root, name) for name in sections}, origins)
@@ -243,6 +246,28 @@ def _without_words(values: Mapping[str, object], optional: Collection[str]) -> d
         key: None if key in optional and isinstance(value, str) and value.lower() in NONE_WORDS else value
         for key, value in values.items()
     }
+
+
+def _list_keys(sections: Mapping[str, type[Any]]) -> set[str]:
+    """All dotted keys that hold several values."""
+    return {
+        f"{name}.{key}"
+        for name, kind in sections.items()
+        for key, hint in get_type_hints(kind).items()
+        if get_origin(hint) is tuple
+    }
+
+
+def _with_lists(values: Mapping[str, object], lists: Collection[str]) -> dict[str, object]:
+    """Split texts at commas, for keys that hold several values: the environment has no other way to write them."""
+    return {key: _split(value) if key in lists else value for key, value in values.items()}
+
+
+def _split(value: object) -> object:
+    texts = (value,) if isinstance(value, str) else value
+    if not (isinstance(texts, tuple | list) and all(isinstance(text, str) for text in texts)):
+        return value  # refused by its type
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
@@ -22,6 +22,8 @@ from gpu_worker.parent import VARIABLE, ParentWatch, parse_fd
 from gpu_worker.server import WorkerServer
 from gpu_worker.worker import Worker
 from plugins.commands import CommandContext
+from plugins.config import PluginsConfig
+from plugins.logits_loading import LoadedProcessor, load_processors
 from plugins.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -37,11 +39,14 @@ def main(context: CommandContext) -> int:
     """Serve one model until SIGTERM, SIGINT or the end of the parent. Returns 1 if the worker failed.
 
     A second signal ends the process where it stands, with 1.
-    Raises: InvalidConfig: the port, the model or its files.
+    Raises: InvalidConfig: the port, the model or its files, or a plug-in.
     """
+    plugins = context.section(PluginsConfig)
+    processors = load_processors(plugins.logits_processors, plugins.logits_processor_config)
     parent = os.environ.get(VARIABLE)
     parent_fd = None if parent is None else parse_fd(parent)
-    return asyncio.run(run_worker(context.section(WorkerConfig), context.metrics, parent_fd, sys.stderr))
+    config = context.section(WorkerConfig)
+    return asyncio.run(run_worker(config, context.metrics, parent_fd, sys.stderr, processors=processors))
 
 
 async def run_worker(
@@ -50,6 +55,7 @@ async def run_worker(
     parent_fd: int | None,
     out: TextIO,
     exit_now: Callable[[int], object] = os._exit,
+    processors: Sequence[LoadedProcessor] = (),
 ) -> int:
     """Listen, load, serve, stop. `out` shows the progress of loading if it is a terminal."""
     stop = asyncio.Event()
@@ -67,7 +73,7 @@ async def run_worker(
     logger.info("worker_listening", extra={"host": config.host, "port": port})
     worker = None
     try:
-        worker = await _load(config, metrics, stop, out)
+        worker = await _load(config, metrics, processors, stop, out)
         if worker is not None:
             await server.begin(worker)
             logger.info("worker_serving", extra={"host": config.host, "port": port})
@@ -82,7 +88,9 @@ async def run_worker(
     return 1 if failures else 0
 
 
-async def _load(config: WorkerConfig, metrics: Metrics, stop: asyncio.Event, out: TextIO) -> Worker | None:
+async def _load(
+    config: WorkerConfig, metrics: Metrics, processors: Sequence[LoadedProcessor], stop: asyncio.Event, out: TextIO
+) -> Worker | None:
     """Load in a thread, while the loop answers probes. Returns None if it was stopped: noticed between tensors."""
     model = config.served_model_name or config.model or unnamed_model(config.load_format)
     logger.info("model_loading", extra={"model": model})
@@ -94,7 +102,7 @@ async def _load(config: WorkerConfig, metrics: Metrics, stop: asyncio.Event, out
             say(phase, done, total)
 
         with suppress(LoadingStopped):
-            return await asyncio.to_thread(build_worker, config, metrics, step)
+            return await asyncio.to_thread(build_worker, config, metrics, step, processors)
     return None
 
 

@@ -23,6 +23,7 @@ class WorkerConfig:
     num_blocks: int | None = None  # KV blocks; None: as kv_cache_gib holds, or fewer if all rows cannot fill so many
     kv_cache_dtype: str = "auto"  # auto: as dtype
     seed: int = 0  # of random weights, for load_format dummy
+    check_processors: bool = False  # hold logits processors to the rows that they accepted; costs time
     host: str = "127.0.0.1"  # where the worker listens
     port: int = 50061  # 0: any free port
     lease_s: float = 5.0  # how long the owner keeps the worker after its stream ends

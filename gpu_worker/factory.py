@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,13 +27,16 @@ from gpu_worker.ops import Ops
 from gpu_worker.plugin_list import worker_plugins
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.runner.row_table import RowTable
+from gpu_worker.sampling.builtin import builtin_processors
 from gpu_worker.sampling.pipeline import SamplingPipeline
-from gpu_worker.sampling.processors import ProcessorChain
+from gpu_worker.sampling.processors import ProcessorChain, build_instances
 from gpu_worker.worker import Worker
 from plugins.kv_cache_dtype import KV_CACHE_DTYPES
+from plugins.logits import ProcessorConfig
+from plugins.logits_loading import LoadedProcessor
 from plugins.metrics import WORKER_KV_BYTES, WORKER_LOAD, Metrics
 from plugins.model_loader import ModelConfig, ModelLoader
-from plugins.types import ModelInfo, WorkerInfo
+from plugins.types import ModelInfo, SamplingLimits, WorkerInfo
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +65,12 @@ class BuiltRunner:
     kv_bytes: int
 
 
-def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> Worker:
+def build_worker(
+    config: WorkerConfig, metrics: Metrics, progress: Progress, processors: Sequence[LoadedProcessor] = ()
+) -> Worker:
     """Load the model and return its worker; blocks for seconds. `progress` is told of each tensor.
 
+    `processors` change the scores, in this order.
     Raises: InvalidConfig, ModelNotFound, ModelFileBroken: what is wrong with the configuration or the checkpoint.
     """
     started_s = time.monotonic()
@@ -73,7 +79,7 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
     with reading():
         bundle = loader.tokenizer()  # before the weights, which take longer: what is wrong is told at once
     loaded = load_model(config, loader, torch.device("cpu"), progress)
-    built = build_runner(config, loaded)
+    built = build_runner(config, loaded, found.name, processors)
     info = WorkerInfo(
         model=ModelInfo(
             name=found.name,
@@ -95,6 +101,7 @@ def build_worker(config: WorkerConfig, metrics: Metrics, progress: Progress) -> 
         load_s=time.monotonic() - started_s,
         weights_version=version_of(found),
         plugins=worker_plugins(),
+        logits_processors=tuple(each.info.place for each in processors),
     )
     metrics.set(WORKER_LOAD, info.load_s)
     metrics.set(WORKER_KV_BYTES, info.kv_bytes)
@@ -144,8 +151,13 @@ def load_model(config: WorkerConfig, loader: ModelLoader, device: torch.device, 
     return LoadedModel(model, model_config, dtype, memory, ops.num_parameters, ops.packed_bytes)
 
 
-def build_runner(config: WorkerConfig, loaded: LoadedModel) -> BuiltRunner:
-    """Give a loaded model a cache and rows."""
+def build_runner(
+    config: WorkerConfig, loaded: LoadedModel, name: str = "", processors: Sequence[LoadedProcessor] = ()
+) -> BuiltRunner:
+    """Give a loaded model a cache and rows, and processors of its scores.
+
+    Raises: InvalidConfig: a processor cannot be built.
+    """
     model, kv_name, capacity = loaded.config, _kv_name(config), _fit(config, loaded.config)
     cache = KVCache(
         loaded.memory,
@@ -169,12 +181,34 @@ def build_runner(config: WorkerConfig, loaded: LoadedModel) -> BuiltRunner:
         loaded.model,
         cache,
         table,
-        SamplingPipeline(ProcessorChain((), config.max_sequences), None),
+        SamplingPipeline(_chain(config, model, name, capacity.max_model_len, table, processors), None),
         AttentionShape.of(model, config.block_size),
         loaded.dtype,
         config.max_step_tokens,
     )
     return BuiltRunner(runner, capacity, kv_name, cache.num_bytes)
+
+
+def _chain(
+    config: WorkerConfig,
+    model: ModelConfig,
+    name: str,
+    max_model_len: int,
+    table: RowTable,
+    processors: Sequence[LoadedProcessor],
+) -> ProcessorChain:
+    shared = ProcessorConfig(
+        model=name,
+        dtype=config.dtype,
+        vocab_size=table.vocab_size,
+        max_model_len=max_model_len,
+        max_num_reqs=config.max_sequences,
+        eos_token_ids=model.eos_token_ids,
+        device=str(table.device),
+    )
+    builtin = builtin_processors(shared, table, SamplingLimits())
+    custom = build_instances(processors, [replace(shared, section=each.section) for each in processors], table)
+    return ProcessorChain(builtin, custom, config.max_sequences, config.check_processors)
 
 
 def _kv_name(config: WorkerConfig) -> str:

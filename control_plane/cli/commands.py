@@ -148,7 +148,7 @@ def find_commands(sections: Mapping[str, type[Any]]) -> tuple[ServingCommand, ..
             ServingCommand(
                 entry.name,
                 about if entry.name == "worker" else f"Provided by {owner}.",
-                (*([entry.name] if keys else []), "log", "metrics"),
+                (*([entry.name] if keys else []), "plugins", "log", "metrics"),
                 (entry.name,),
                 f"{entry.name}.model" if "model" in keys else None,
                 (*MODEL_KEYS, "worker.host", "worker.port", *OPERATING_KEYS),

@@ -22,10 +22,11 @@ GROUPS = {
     "admission": "Requests and scheduling",
     "scheduler": "Requests and scheduling",
     "workers": "Link to the worker",
+    "plugins": "Plug-ins",
     "log": "Logs and metrics",
     "metrics": "Logs and metrics",
 }
-SHOWN_IN_FULL = ("workers", "log", "metrics")  # --log.level says more than --level, which is understood too
+SHOWN_IN_FULL = ("workers", "plugins", "log", "metrics")  # --log.level says more than --level, which is understood too
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +157,8 @@ def canonical(argv: Iterable[str], flags: Sequence[Flag]) -> list[str]:
 
 def to_arguments(values: Mapping[str, object]) -> list[str]:
     """Write dotted keys and their values as arguments that any command with those sections understands."""
-    return [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
+    return [
+        f"--{key.replace('_', '-')}={each}"
+        for key, value in values.items()
+        for each in (value if isinstance(value, tuple | list) else (value,))
+    ]

@@ -22,20 +22,23 @@ from control_plane.cli.flags import to_arguments
 from control_plane.cli.launch import Context, Invocation
 from control_plane.cli.worker_process import WorkerProcess
 from control_plane.config import Config
+from control_plane.plugin_guard import without_tensors
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.telemetry import MetricsConfig
 from control_plane.workers.config import WorkersConfig
+from plugins.config import PluginsConfig
 from plugins.errors import InvalidConfig, ServingError
 
 logger = logging.getLogger(__name__)
 
-WORKER_SECTIONS = ("worker", "log", "metrics")  # what the child reads
+WORKER_SECTIONS = ("worker", "plugins", "log", "metrics")  # what the child reads
 GRACE_S = 5.0  # how long the worker may take to end, after the control plane has drained
 
 
 def control_plane(context: Context) -> int:
     """Serve with a worker that runs elsewhere, until SIGTERM or SIGINT. Returns the exit code."""
-    return asyncio.run(_run(context, context.section(WorkersConfig), None))
+    with without_tensors():
+        return asyncio.run(_run(context, context.section(WorkersConfig), None))
 
 
 def serve(context: Context) -> int:
@@ -47,7 +50,8 @@ def serve(context: Context) -> int:
     if "workers.address" in context.invocation.flags:
         raise InvalidConfig("workers.address: serve starts a worker of its own; use control-plane with one elsewhere")
     worker = WorkerProcess(worker_command(context.invocation), os.environ, GRACE_S)
-    return asyncio.run(_run(context, context.section(WorkersConfig), worker))
+    with without_tensors():
+        return asyncio.run(_run(context, context.section(WorkersConfig), worker))
 
 
 def settle_worker(config: Config) -> Config:
@@ -103,6 +107,7 @@ async def _run(context: Context, workers: WorkersConfig, worker: WorkerProcess |
             context.metrics,
             stop,
             bound.set_result,
+            context.section(PluginsConfig),
         )
     )
     _stop_on_signals(stop, serving)

@@ -54,8 +54,12 @@ class WorkerFleet:
         on_change: OnChange,
         read_tokenizer: ReadTokenizer = read_in_thread,
         jitter: Callable[[], float] = random.random,
+        logits_processors: tuple[str, ...] = (),
     ) -> None:
-        """`jitter` draws from [0, 1), so that workers that were lost together are not asked for together."""
+        """`jitter` draws from [0, 1), so that workers that were lost together are not asked for together.
+
+        `logits_processors` are the places of those that requests were checked for: workers must have the same.
+        """
         self._config = config
         self._discovery = discovery
         self._make_handle = make_handle
@@ -65,6 +69,7 @@ class WorkerFleet:
         self._on_change = on_change
         self._texts = TextModels(read_tokenizer)
         self._jitter = jitter
+        self._logits_processors = logits_processors
         self._members: dict[WorkerId, _Member] = {}
         self._wanted: frozenset[str] = frozenset()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,6 +130,7 @@ class WorkerFleet:
             self._config.heartbeat_s,
             self._jitter,
             self._tell,
+            self._logits_processors,
         )
         self._members[worker_id] = _Member(supervisor, self._start(supervisor.run(), f"supervisor of {worker_id}"))
 

@@ -24,6 +24,7 @@ from plugins.errors import (
     PluginFailed,
     ServingError,
     WorkerLost,
+    WorkerMismatch,
     WorkerOwned,
     WorkerTaken,
     WrongProtocol,
@@ -34,7 +35,16 @@ logger = logging.getLogger(__name__)
 
 # What a worker's absence, restart, other owner or failing plug-in looks like; anything else is a bug and stops the
 # process. PluginFailed: the worker's scheduler raised, and connecting again gives it a new one.
-_GONE: Final = (WorkerLost, WorkerOwned, WorkerTaken, WrongProtocol, PlanOutOfOrder, PluginFailed, ModelFileBroken)
+_GONE: Final = (
+    WorkerLost,
+    WorkerOwned,
+    WorkerTaken,
+    WrongProtocol,
+    WorkerMismatch,
+    PlanOutOfOrder,
+    PluginFailed,
+    ModelFileBroken,
+)
 _REMEDY: Final = "restart the control plane, or take its address out of workers.address and put it back"
 _FIRST_BACKOFF_S: Final = 0.05
 _MAX_BACKOFF_S: Final = 1.0
@@ -95,7 +105,9 @@ class WorkerSupervisor:
         heartbeat_s: float,
         jitter: Callable[[], float],
         on_change: Callable[[], object],
+        logits_processors: tuple[str, ...] = (),
     ) -> None:
+        """A worker whose logits processors are not these, in this order, is not worked with."""
         self._worker_id = worker_id
         self._make_handle = make_handle
         self._driver = driver
@@ -105,6 +117,7 @@ class WorkerSupervisor:
         self._heartbeat_s = heartbeat_s
         self._jitter = jitter  # draws from [0, 1)
         self._on_change = on_change
+        self._logits_processors = logits_processors
         self._served: ServedModel | None = None  # while it is connected
         self._before_leaving: Intake | None = None  # while it leaves
         self._complaint = ""  # what was logged last
@@ -183,6 +196,8 @@ class WorkerSupervisor:
         handle = self._make_handle()
         try:
             described = await handle.describe()
+            if described.logits_processors != self._logits_processors:
+                raise WorkerMismatch(described.logits_processors, self._logits_processors)
             text = await self._texts.of(described, handle)
             info = await handle.open()
             if info.incarnation != described.incarnation:
@@ -217,7 +232,8 @@ class WorkerSupervisor:
             complaint, _, _ = complaint.partition(" (")  # how long the lease runs differs each time
         if complaint != self._complaint:
             self._complaint = complaint
-            level = logging.INFO if self._view.info is None else logging.WARNING
+            is_starting = self._view.info is None and not isinstance(error, WorkerMismatch)
+            level = logging.INFO if is_starting else logging.WARNING
             logger.log(level, "worker_unreachable", extra={"worker_id": self._worker_id, "why": str(error)})
 
     # -- serving ------------------------------------------------------------------------------------------------

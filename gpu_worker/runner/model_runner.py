@@ -68,11 +68,9 @@ class ModelRunner:
         self._cache.copy_blocks(plan.block_copies)
         self._table.admit(plan.admitted)
         self._cache.clear_blocks(self._table.extend(plan.chunks))  # nothing of their last owner is left
-        for failure in self._sampling.admit(plan.admitted):
-            self._table.fail(failure.row)
-            self._failures[failure.row] = failure
+        self._fail(self._sampling.admit(plan.admitted))
         for _ in range(plan.decode_steps):
-            self._sampling.apply_staged_writes()
+            self._fail(self._sampling.apply_staged_writes())
             chunks = self._table.runnable(plan.chunks)
             if not chunks:
                 break
@@ -81,6 +79,13 @@ class ModelRunner:
             chunk.row: self._failures.pop(chunk.row) for chunk in plan.chunks if chunk.row in self._failures
         }
         return pending
+
+    def _fail(self, failures: Sequence[RowFailure]) -> None:
+        """Compute these rows no more; the next plan that names one of them tells its failure. Others have ended."""
+        for failure in failures:
+            if self._table.goes_on(failure.row, int(self._table.occupancy[failure.row])):
+                self._table.fail(failure.row)
+                self._failures[failure.row] = failure
 
     def _release(self, rows: Sequence[Row]) -> None:
         self._table.release(rows)

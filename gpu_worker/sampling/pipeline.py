@@ -59,25 +59,33 @@ class SamplingPipeline:
 
     def clear(self) -> None:
         """Forget every row."""
+        self._processors.clear()
         if self._grammars is not None:
             self._grammars.clear()
 
     def release(self, rows: Sequence[Row]) -> None:
         """Forget some rows."""
+        self._processors.release(rows)
         if self._grammars is not None:
             self._grammars.release(rows)
 
     def admit(self, admissions: Sequence[Admission]) -> list[RowFailure]:
         """Offer new occupants of rows to every stage. Returns the rows that one of them failed."""
+        failures: list[RowFailure] = []
         for admission in admissions:
-            self._processors.add_request(admission.row, admission.sampling)
-            if self._grammars is not None:
+            failure = self._processors.add_request(admission.row, admission.sampling)
+            if failure is not None:
+                failures.append(failure)
+            elif self._grammars is not None:
                 self._grammars.admit(admission)
-        return []
+        return failures
 
-    def apply_staged_writes(self) -> None:
-        """Bring the stages' state to the device: once a step, after the row table is written, before the forward."""
-        self._processors.apply_staged_writes()
+    def apply_staged_writes(self) -> list[RowFailure]:
+        """Bring the stages' state to the device: once a step, after the row table is written, before the forward.
+
+        Returns the rows, of this step or not, that one of them failed.
+        """
+        return self._processors.apply_staged_writes()
 
     def begin(self, inputs: StepInputs) -> None:
         """Start what may run beside the forward."""
@@ -90,6 +98,7 @@ class SamplingPipeline:
         failures: list[RowFailure] = []
         if self._grammars is not None:
             is_waiting, failures = self._grammars.mask(logits_RV, inputs.sampled_rows)
-        logits_RV = self._processors.apply(logits_RV, inputs.context)
+        logits_RV, broken = self._processors.apply(logits_RV, inputs.context)
+        failures += broken
         tokens_R = sample(logits_RV, inputs.sampling)
         return Sampled(tokens_R, is_waiting, {failure.row: failure for failure in failures})

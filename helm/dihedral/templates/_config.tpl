@@ -1,7 +1,7 @@
 {{- /* The configuration file of each plane: the values under `config`, and what only the chart knows: addresses, and a name that outlives pods. */ -}}
 
 {{- define "dihedral.controlPlaneConfig" -}}
-{{- $config := deepCopy (pick .Values.config "server" "admission" "scheduler" "workers" "log" "metrics") -}}
+{{- $config := deepCopy (pick .Values.config "server" "admission" "scheduler" "workers" "plugins" "log" "metrics") -}}
 {{- $name := include "dihedral.fullname" . -}}
 {{- $workers := printf "%s-worker.%s.svc" $name .Release.Namespace -}}
 {{- $_ := set $config.server "host" "0.0.0.0" -}}
@@ -14,7 +14,7 @@
 {{- end -}}
 
 {{- define "dihedral.workerConfig" -}}
-{{- $config := deepCopy (pick .Values.config "worker" "log" "metrics") -}}
+{{- $config := deepCopy (pick .Values.config "worker" "plugins" "log" "metrics") -}}
 {{- $_ := set $config.worker "host" "0.0.0.0" -}}
 {{- $_ := set $config.metrics "host" "0.0.0.0" -}}
 {{ toYaml $config }}

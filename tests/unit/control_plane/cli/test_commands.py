@@ -69,7 +69,7 @@ def test_help_all_shows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     main(["serve", "--help-all"])
 
     text = capsys.readouterr().out
-    assert len(sections) == 7
+    assert len(sections) == 8
     for name, kind in sections.items():
         for key in kind.__dataclass_fields__:
             flag = key.replace("_", "-")
@@ -124,7 +124,7 @@ def test_a_wrong_file_is_refused_before_anything_starts(tmp_path: Path, capsys: 
 def test_the_worker_is_found_by_entry_point_and_reads_its_own_section() -> None:
     worker = next(command for command in find_commands(find_sections()) if command.name == "worker")
 
-    assert worker.sections == ("worker", "log", "metrics")
+    assert worker.sections == ("worker", "plugins", "log", "metrics")
     assert worker.positional == "worker.model"
     assert worker.plane == "worker"
 

@@ -1,21 +1,22 @@
-"""The chain of logits processors: who is asked, when the stage is skipped, and what a failure says."""
+"""The chain of logits processors: who is asked, when one is skipped, and what remains of one that fails."""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.processors import ProcessorChain
-from plugins.errors import PluginFailed
+from gpu_worker.sampling.processors import LoadedInstance, ProcessorChain
 from plugins.logits import LogitsContext, LogitsProcessor
-from plugins.types import Row, SamplingParams
+from plugins.types import ProcessorInfo, Row, RowFailure, SamplingParams
 
 
 class Recorder(LogitsProcessor):
-    """Accepts the rows it is told to, adds a number to everything, and writes down its calls."""
+    """Accepts the rows it is told to, adds a number to those, and writes down its calls."""
 
-    def __init__(self, accepts: set[int], add: float, calls: list[str]) -> None:
-        self._accepts, self._add, self._calls = accepts, add, calls
+    def __init__(self, accepts: set[int], add: float, calls: list[str] | None = None) -> None:
+        self._accepts, self._add, self._calls = accepts, add, [] if calls is None else calls
 
     def add_request(self, req_idx: Row, sampling_params: SamplingParams) -> bool:
         self._calls.append(f"add_request {req_idx} +{self._add:g}")
@@ -26,29 +27,51 @@ class Recorder(LogitsProcessor):
 
     def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
         self._calls.append(f"apply +{self._add:g}")
-        return (logits + self._add) * 2
+        mine = torch.tensor([int(row) in self._accepts for row in ctx.expanded_idx_mapping])
+        return torch.where(mine[:, None], (logits + self._add) * 2, logits)
 
 
 class Failing(Recorder):
-    """Raises in the method it is told to."""
+    """Accepts some rows, and does what it must not in the method that it is told."""
 
-    def __init__(self, method: str) -> None:
-        super().__init__({0}, 0.0, [])
-        self._method = method
+    def __init__(self, method: str, act: Callable[..., object], accepts: set[int]) -> None:
+        super().__init__(accepts, 0.0)
+        self._method, self._act = method, act
 
     def add_request(self, req_idx: Row, sampling_params: SamplingParams) -> bool:
-        if self._method == "add_request":
-            raise KeyError("no such table")
-        return True
+        if self._method == "add_request" and req_idx in self._accepts:
+            return self._act()  # type: ignore[return-value]  # what it must not
+        return req_idx in self._accepts
 
     def apply_staged_writes(self) -> None:
         if self._method == "apply_staged_writes":
-            raise KeyError("no such table")
+            self._act()
 
     def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
-        if self._method == "apply":
-            raise KeyError("no such table")
-        return logits[:, 1:]
+        if self._method != "apply":
+            return logits
+        return self._act(logits)  # type: ignore[return-value]  # what it must not
+
+
+def raising(*_: object) -> object:
+    raise TypeError("no such table")
+
+
+def spoiling(logits: Tensor) -> object:
+    logits.fill_(float("nan"))
+    raise TypeError("no such table")
+
+
+def custom(processor: LogitsProcessor, name: str = "mine") -> LoadedInstance:
+    return LoadedInstance(processor, ProcessorInfo(name=name, place="pkg.mod:Mine", distribution="pkg 1.0"))
+
+
+def chain_of(*processors: LogitsProcessor, check_declined: bool = False) -> ProcessorChain:
+    return ProcessorChain((), [custom(each) for each in processors], 8, check_declined)
+
+
+def admit(chain: ProcessorChain, *rows: int) -> list[RowFailure | None]:
+    return [chain.add_request(Row(row), SamplingParams()) for row in rows]
 
 
 def context(*rows: int) -> LogitsContext:
@@ -65,42 +88,49 @@ def context(*rows: int) -> LogitsContext:
     )
 
 
+def failed_rows(failures: Sequence[RowFailure]) -> list[int]:
+    return [failure.row for failure in failures]
+
+
+# -- who is asked -------------------------------------------------------------------------------------------------
+
+
 def test_an_empty_chain_returns_the_very_logits_it_was_given() -> None:
-    chain = ProcessorChain((), num_rows=4)
+    chain = chain_of()
     logits = torch.zeros(2, 8)
 
-    chain.add_request(Row(0), SamplingParams())
-    chain.apply_staged_writes()
+    admit(chain, 0)
 
-    assert chain.apply(logits, context(0, 3)) is logits
+    assert chain.apply_staged_writes() == []
+    changed, failures = chain.apply(logits, context(0, 3))
+    assert changed is logits and failures == []
 
 
-def test_processors_change_the_logits_in_their_order() -> None:
-    chain = ProcessorChain((Recorder({0}, 1.0, []), Recorder({0}, 10.0, [])), num_rows=4)
-    chain.add_request(Row(0), SamplingParams())
+def test_built_in_processors_come_first_then_the_others_in_their_order() -> None:
+    chain = ProcessorChain((Recorder({0}, 1.0),), [custom(Recorder({0}, 10.0)), custom(Recorder({0}, 100.0))], 8)
+    admit(chain, 0)
 
-    changed = chain.apply(torch.zeros(1, 2), context(0))
+    changed, _ = chain.apply(torch.zeros(1, 2), context(0))
 
-    assert changed.tolist() == [[24.0, 24.0]]
+    assert changed.tolist() == [[248.0, 248.0]]
 
 
 def test_a_batch_without_an_accepted_row_skips_the_stage() -> None:
     calls: list[str] = []
-    chain = ProcessorChain((Recorder({2}, 1.0, calls),), num_rows=4)
-    chain.add_request(Row(1), SamplingParams())
-    chain.add_request(Row(2), SamplingParams())
+    chain = chain_of(Recorder({2}, 1.0, calls))
+    admit(chain, 1, 2)
     logits = torch.zeros(1, 8)
 
-    skipped = chain.apply(logits, context(1))
+    skipped, _ = chain.apply(logits, context(1))
 
     assert skipped is logits
     assert calls == ["add_request 1 +1", "add_request 2 +1"]
 
 
-def test_every_processor_sees_a_batch_that_any_of_them_accepted_a_row_of() -> None:
+def test_a_processor_that_no_row_of_the_batch_needs_is_skipped_and_brings_its_state_up_all_the_same() -> None:
     calls: list[str] = []
-    chain = ProcessorChain((Recorder({0}, 1.0, calls), Recorder(set(), 2.0, calls)), num_rows=4)
-    chain.add_request(Row(0), SamplingParams())
+    chain = chain_of(Recorder({0}, 1.0, calls), Recorder({5}, 2.0, calls))
+    admit(chain, 0)
     chain.apply_staged_writes()
 
     chain.apply(torch.zeros(2, 8), context(3, 0))
@@ -111,35 +141,192 @@ def test_every_processor_sees_a_batch_that_any_of_them_accepted_a_row_of() -> No
         "apply_staged_writes +1",
         "apply_staged_writes +2",
         "apply +1",
-        "apply +2",
     ]
 
 
-def test_the_next_occupant_of_a_row_ends_the_claim_of_the_last_one() -> None:
+@pytest.mark.parametrize("leaves", ["another moves in", "released", "cleared"])
+def test_the_claim_on_a_row_ends_with_its_occupant(leaves: str) -> None:
     accepts = {0}
-    chain = ProcessorChain((Recorder(accepts, 1.0, []),), num_rows=4)
-    chain.add_request(Row(0), SamplingParams())
+    chain = chain_of(Recorder(accepts, 1.0))
+    admit(chain, 0)
     accepts.clear()
 
-    chain.add_request(Row(0), SamplingParams())
+    match leaves:
+        case "another moves in":
+            admit(chain, 0)
+        case "released":
+            chain.release([Row(0)])
+        case _:
+            chain.clear()
 
     logits = torch.zeros(1, 8)
-    assert chain.apply(logits, context(0)) is logits
+    assert chain.apply(logits, context(0))[0] is logits
 
 
-@pytest.mark.parametrize("method", ["add_request", "apply_staged_writes", "apply"])
-def test_an_exception_becomes_plugin_failed_and_names_class_and_method(method: str) -> None:
-    chain = ProcessorChain((Failing(method),), num_rows=4)
+def test_what_a_built_in_processor_raises_is_a_bug_and_comes_out() -> None:
+    chain = ProcessorChain((Failing("apply", raising, {0}),), (), 8)
+    admit(chain, 0)
 
-    with pytest.raises(PluginFailed, match=rf"test_processors\.Failing\.{method} failed: KeyError: 'no such table'"):
-        chain.add_request(Row(0), SamplingParams())
-        chain.apply_staged_writes()
+    with pytest.raises(TypeError, match="no such table"):
         chain.apply(torch.zeros(1, 8), context(0))
 
 
-def test_logits_of_another_shape_become_plugin_failed_with_both_shapes() -> None:
-    chain = ProcessorChain((Failing("none"),), num_rows=4)
-    chain.add_request(Row(0), SamplingParams())
+# -- what remains of one that fails -------------------------------------------------------------------------------
 
-    with pytest.raises(PluginFailed, match=r"returned \(1, 7\) torch.float32, not \(1, 8\) torch.float32"):
-        chain.apply(torch.zeros(1, 8), context(0))
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (raising, "TypeError: no such table"),
+        (spoiling, "TypeError: no such table"),
+        (lambda logits: None, "it returned NoneType, not a tensor"),
+        (lambda logits: logits.numpy(), "it returned ndarray, not a tensor"),
+        (lambda logits: logits[:, 1:], "it returned (3, 3) torch.float32 on cpu, not (3, 4) torch.float32 on cpu"),
+        (lambda logits: logits.double(), "it returned (3, 4) torch.float64 on cpu, not (3, 4) torch.float32 on cpu"),
+        (lambda logits: logits.to("meta"), "it returned (3, 4) torch.float32 on meta, not (3, 4) torch.float32 on cpu"),
+        (
+            lambda logits: logits.to_sparse(),
+            "it returned (3, 4) torch.float32 on cpu torch.sparse_coo, not (3, 4) torch.float32 on cpu",
+        ),
+        (lambda logits: logits.resize_(0), "it returned (0,) torch.float32 on cpu, not (3, 4) torch.float32 on cpu"),
+    ],
+)
+def test_a_processor_that_fails_in_apply_fails_the_rows_it_accepted_and_leaves_no_trace(
+    act: Callable[..., object], said: str
+) -> None:
+    """B083."""
+    chain = chain_of(Recorder({0, 1, 2}, 1.0), Failing("apply", act, {1, 6}), Recorder({0, 1, 2}, 3.0))
+    admit(chain, 0, 1, 2, 6)
+
+    changed, failures = chain.apply(torch.zeros(3, 4), context(2, 1, 0))
+
+    message = f"logits processor mine (pkg.mod:Mine) failed in apply: {said}"
+    assert failures == [RowFailure(Row(1), "PLUGIN_FAILED", message)]
+    assert changed.tolist() == [[10.0] * 4] * 3
+
+
+def test_a_row_that_failed_needs_no_processor_any_more() -> None:
+    calls: list[str] = []
+    chain = chain_of(Failing("apply", raising, {0}), Recorder({0}, 1.0, calls))
+    admit(chain, 0)
+    chain.apply(torch.zeros(1, 4), context(0))
+
+    chain.apply(torch.zeros(1, 4), context(0))
+
+    assert calls == ["add_request 0 +1"]
+
+
+def test_a_view_that_repeats_a_row_becomes_a_tensor_that_later_stages_may_write() -> None:
+    chain = chain_of(Failing("apply", lambda logits: torch.ones(1, 4).expand(2, 4), {0}))
+    admit(chain, 0)
+
+    changed, failures = chain.apply(torch.zeros(2, 4), context(0, 1))
+    changed[0] = 5.0
+
+    assert failures == []
+    assert changed.tolist() == [[5.0] * 4, [1.0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (raising, "TypeError: no such table"),
+        (lambda: None, "it returned NoneType, not bool"),
+        (lambda: 1, "it returned int, not bool"),
+        (lambda: torch.tensor(True), "it returned Tensor, not bool"),
+    ],
+)
+def test_a_processor_that_fails_in_add_request_fails_that_row(act: Callable[..., object], said: str) -> None:
+    """B083."""
+    chain = chain_of(Recorder({0, 1}, 1.0), Failing("add_request", act, {1}))
+
+    message = f"logits processor mine (pkg.mod:Mine) failed in add_request: {said}"
+    assert admit(chain, 0, 1) == [None, RowFailure(Row(1), "PLUGIN_FAILED", message)]
+    changed, _ = chain.apply(torch.zeros(1, 4), context(0))
+    assert changed.tolist() == [[2.0] * 4]
+
+
+def test_numpys_booleans_are_an_answer_too() -> None:
+    chain = chain_of(Failing("add_request", lambda: np.True_, {0}))
+
+    assert admit(chain, 0) == [None]
+
+
+def test_a_processor_that_fails_in_apply_staged_writes_fails_every_row_it_accepted() -> None:
+    """B083."""
+    chain = chain_of(Failing("apply_staged_writes", raising, {1, 3, 5}), Recorder({0, 1}, 1.0))
+    admit(chain, 0, 1, 3, 5)
+    chain.release([Row(5)])
+
+    failures = chain.apply_staged_writes()
+
+    message = "logits processor mine (pkg.mod:Mine) failed in apply_staged_writes: TypeError: no such table"
+    assert failures == [RowFailure(Row(row), "PLUGIN_FAILED", message) for row in (1, 3)]
+    assert chain.apply_staged_writes() == []
+    changed, _ = chain.apply(torch.zeros(1, 4), context(0))
+    assert changed.tolist() == [[2.0] * 4]
+
+
+def test_a_message_is_cut_and_can_always_be_sent(caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail(error: Exception) -> Callable[..., object]:
+        def act(*_: object) -> object:
+            raise error
+
+        return act
+
+    errors = (Mute(), ValueError("x" * 900), ValueError("\ud800"))
+    chains = [chain_of(Failing("add_request", fail(error), {0})) for error in errors]
+
+    said = [failure.message.partition("add_request: ")[2] for chain in chains for failure in admit(chain, 0) if failure]
+
+    assert said == ["Mute: it has no message that can be read", f"ValueError: {'x' * 500}...", "ValueError: ?"]
+    assert [record.message for record in caplog.records] == ["logits_processor_failed"] * 3
+    assert "xxx" not in caplog.text
+
+
+# -- --check-processors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_with_the_check_a_processor_that_touches_a_declined_row_fails_its_own(inplace: bool) -> None:
+    def touch(logits: Tensor) -> Tensor:
+        changed = logits if inplace else logits.clone()
+        changed[1, 2] = 9.0
+        return changed
+
+    chain = chain_of(Failing("apply", touch, {0}), check_declined=True)
+    admit(chain, 0, 1)
+
+    changed, failures = chain.apply(torch.zeros(2, 4), context(0, 1))
+
+    assert changed.tolist() == [[0.0] * 4] * 2
+    assert [(failure.row, failure.message.partition("apply: ")[2]) for failure in failures] == [
+        (0, "it changed rows that it had declined")
+    ]
+
+
+def test_with_the_check_a_processor_that_leaves_declined_rows_alone_passes_even_if_they_are_not_numbers() -> None:
+    chain = chain_of(Recorder({0}, 1.0), check_declined=True)
+    admit(chain, 0, 1)
+    logits = torch.tensor([[0.0, 0.0], [float("nan"), float("-inf")]])
+
+    changed, failures = chain.apply(logits, context(0, 1))
+
+    assert failures == []
+    assert changed[0].tolist() == [2.0, 2.0]
+    assert torch.isnan(changed[1, 0])
+
+
+def test_with_the_check_several_rows_of_one_request_belong_to_it() -> None:
+    chain = chain_of(Recorder({0}, 1.0), check_declined=True)
+    admit(chain, 0, 1)
+    several = context(0, 0, 1)
+
+    changed, failures = chain.apply(torch.zeros(3, 2), several)
+
+    assert failed_rows(failures) == []
+    assert changed.tolist() == [[2.0, 2.0], [2.0, 2.0], [0.0, 0.0]]
