@@ -1,5 +1,7 @@
 """Text and chat with the tokenizer of the embedded model, as its worker hands it over."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from control_plane.text.model import TextModel
 from gpu_worker.loading.embedded import embedded_model
 from gpu_worker.loading.gguf_file import read_gguf
 from gpu_worker.loading.gguf_tokenizer import tokenizer_bundle
-from plugins.types import TokenId
+from plugins.types import SamplingParams, TokenId
 from tests.unit.control_plane.text.byte_level import turns
 
 BUNDLE = tokenizer_bundle(read_gguf(embedded_model()))
@@ -38,20 +40,45 @@ def test_special_tokens_typed_in_a_chat_stay_text() -> None:
     assert MODEL.decode(token_ids) == f"system\ns\nuser\n{typed}\nassistant\n"
 
 
-def test_a_stream_of_emoji_and_other_scripts_comes_out_whole() -> None:
-    detokenizer = MODEL.detokenizer()
+def pieces_of(token_ids: Sequence[TokenId], *stop: str) -> list[str]:
+    """The text of an output token by token, to its end."""
+    stream, pieces = MODEL.stream(SamplingParams(stop=stop)), []
+    for token_id in token_ids:
+        ended = stream.push([token_id])
+        pieces.append(stream.take())
+        if ended is not None:
+            break
+    return [*pieces, stream.close()]
 
-    pieces = [detokenizer.push([token_id]) for token_id in MODEL.encode(SOME_TEXT)]
 
-    assert "".join(pieces) == SOME_TEXT
-    assert detokenizer.flush() == ""
+@pytest.mark.parametrize("stop", [(), ("never",), ("\U0001f468",)])
+def test_a_stream_of_emoji_and_other_scripts_comes_out_whole(stop: tuple[str, ...]) -> None:
+    """B027: the last stop string has the first bytes of characters of the text."""
+    token_ids = MODEL.encode(SOME_TEXT)
+
+    pieces = pieces_of(token_ids, *stop)
+
+    assert "".join(pieces) == SOME_TEXT == PEER.decode(token_ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["words", "characters"])
+def test_no_part_of_a_stop_string_is_given_out(is_split: bool) -> None:
+    """B032."""
+    text = "ABC DEF GHI"
+    token_ids = [token_id for part in (text if is_split else [text]) for token_id in MODEL.encode(part)]
+
+    pieces = pieces_of(token_ids, "DEFGHI", "C D")
+
+    assert "".join(pieces) == "AB"
 
 
 @pytest.mark.parametrize("text", [" Paris is", "Paris", "  two spaces", "\n\n x"])
 def test_a_stream_keeps_the_spaces_of_a_text(text: str) -> None:
-    detokenizer = MODEL.detokenizer()
+    """B038."""
+    token_ids = MODEL.encode(text)
 
-    assert "".join(detokenizer.push([token_id]) for token_id in MODEL.encode(text)) == text
+    assert "".join(pieces_of(token_ids)) == "".join(pieces_of(token_ids, "never")) == text == PEER.decode(token_ids)
 
 
 @settings(max_examples=300)
