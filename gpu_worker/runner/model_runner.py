@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from gpu_worker.attention.groups import AttentionShape
 from gpu_worker.kv.cache import KVCache
@@ -15,8 +16,19 @@ from gpu_worker.models.registry import Model
 from gpu_worker.runner.inputs import Ints, StepInputs, build_inputs
 from gpu_worker.runner.row_table import RowTable
 from gpu_worker.sampling.pipeline import Sampled, SamplingPipeline
+from gpu_worker.sampling.prompt_logprobs import PromptColumns, PromptScorer
 from plugins.errors import InvariantBroken
-from plugins.types import Chunk, FinishReason, Row, RowFailure, StepPlan, StepResult, TokenId
+from plugins.types import (
+    Chunk,
+    FinishReason,
+    PromptLogprobs,
+    Row,
+    RowFailure,
+    StepPlan,
+    StepResult,
+    TokenId,
+    TokenLogprobs,
+)
 
 
 class ModelRunner:
@@ -39,6 +51,7 @@ class ModelRunner:
         self._cache = cache
         self._table = table
         self._sampling = sampling
+        self._prompts = PromptScorer(self._scores, table.token_ids_at)
         self._failures: dict[Row, RowFailure] = {}  # of rows that no plan has named since
         self._shape = shape
         self._dtype = dtype
@@ -53,6 +66,7 @@ class ModelRunner:
         """Forget all rows."""
         self._table.clear()
         self._sampling.clear()
+        self._prompts.clear()
         self._failures.clear()
 
     @torch.inference_mode()
@@ -69,6 +83,7 @@ class ModelRunner:
         self._table.admit(plan.admitted)
         self._cache.clear_blocks(self._table.extend(plan.chunks))  # nothing of their last owner is left
         self._fail(self._sampling.admit(plan.admitted))
+        self._prompts.admit(plan.admitted)
         for _ in range(plan.decode_steps):
             self._fail(self._sampling.apply_staged_writes())
             chunks = self._table.runnable(plan.chunks)
@@ -90,18 +105,24 @@ class ModelRunner:
     def _release(self, rows: Sequence[Row]) -> None:
         self._table.release(rows)
         self._sampling.release(rows)
+        self._prompts.release(rows)
         for row in rows:
             self._failures.pop(row, None)
 
-    def _step(self, chunks: tuple[Chunk, ...]) -> tuple[StepInputs, Sampled]:
-        """One forward pass, and what it sampled."""
+    def _step(self, chunks: tuple[Chunk, ...]) -> tuple[StepInputs, Sampled, tuple[PromptColumns, ...]]:
+        """One forward pass, what it sampled, and what it tells of prompts."""
         inputs = build_inputs(chunks, self._table, self._shape, self._dtype, self._table.device)
         self._sampling.begin(inputs)
         hidden_TE = self._model.forward(inputs, self._cache)
-        sampled = self._sampling.sample(self._model.head(hidden_TE[inputs.logits_indices]), inputs)
+        told = self._prompts.tell(hidden_TE, inputs)
+        sampled = self._sampling.sample(self._scores(hidden_TE[inputs.logits_indices]), inputs)
         self._table.advance(inputs.rows, inputs.num_tokens)
         self._table.append(inputs.sampled_rows, sampled.tokens, sampled.is_waiting)
-        return inputs, sampled
+        return inputs, sampled, told
+
+    def _scores(self, hidden_RE: Tensor) -> Tensor:
+        """Return the scores of what may be sampled, [R, V], in one piece: a model may have more, to fill its matrix."""
+        return self._model.head(hidden_RE)[:, : self._table.vocab_size].contiguous()
 
     def _check(self, plan: StepPlan) -> None:
         if plan.num_tokens > self._max_step_tokens:
@@ -124,6 +145,8 @@ class _Outcome:
 
     is_told: bool  # it sampled or was skipped; a chunk in the middle of a prompt has nothing to tell
     token_ids: list[TokenId] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # one per token
+    prompt_logprobs: PromptLogprobs | None = None
     finish: FinishReason | None = None
     failure: RowFailure | None = None
 
@@ -138,17 +161,18 @@ class PendingStep:
         self.plan = plan
         self._table = table
         self._sampled: list[_SampledRows] = []
+        self._prompts: list[tuple[PromptColumns, int]] = []  # with the row's occupancy
         self._computed_rows: set[int] = set()
         self.failures: Mapping[Row, RowFailure] = {}  # rows that failed before anything was computed
         self.num_prompt_tokens = 0  # computed tokens that were known when their row was admitted
 
-    def add(self, inputs: StepInputs, sampled: Sampled) -> None:
+    def add(self, inputs: StepInputs, sampled: Sampled, prompts: Sequence[PromptColumns]) -> None:
         """One forward pass of the plan was launched, and the table knows its tokens."""
         rows = inputs.sampled_rows
         self._sampled.append(_SampledRows(rows, self._table.occupancy[rows], self._table.num_tokens[rows], sampled))
+        self._prompts.extend((columns, int(self._table.occupancy[columns.row])) for columns in prompts)
         self._computed_rows.update(inputs.rows.tolist())
-        starts_S = self._table.num_computed[inputs.rows] - inputs.num_tokens
-        num_prompt_S = (self._table.num_admitted[inputs.rows] - starts_S).clip(0, inputs.num_tokens)
+        num_prompt_S = (self._table.num_admitted[inputs.rows] - inputs.starts).clip(0, inputs.num_tokens)
         self.num_prompt_tokens += int(num_prompt_S.sum())
 
     def is_ready(self) -> bool:
@@ -160,9 +184,13 @@ class PendingStep:
         outcomes = {chunk.row: _Outcome(is_told=chunk.row not in self._computed_rows) for chunk in self.plan.chunks}
         for row, failure in self.failures.items():
             outcomes[row].failure = failure
+        for columns, occupancy in self._prompts:
+            if self._table.goes_on(columns.row, occupancy):
+                self._read_prompt(columns, outcomes[columns.row])
         for step in self._sampled:
             self._read(step, outcomes)
         told = [(row, outcome) for row, outcome in outcomes.items() if outcome.is_told and outcome.failure is None]
+        logprobs = tuple(each for _, outcome in told for each in outcome.logprobs)
         return StepResult(
             seq=self.plan.seq,
             rows=tuple(row for row, _ in told),
@@ -170,9 +198,22 @@ class PendingStep:
             token_ids=tuple(token_id for _, outcome in told for token_id in outcome.token_ids),
             finishes=tuple(outcome.finish for _, outcome in told),
             failures=tuple(outcome.failure for outcome in outcomes.values() if outcome.failure is not None),
+            logprobs=logprobs if any(each is not None for each in logprobs) else (),
+            prompt_logprobs=tuple(
+                outcome.prompt_logprobs
+                for outcome in outcomes.values()
+                if outcome.prompt_logprobs is not None and outcome.failure is None
+            ),
         )
 
+    def _read_prompt(self, columns: PromptColumns, outcome: _Outcome) -> None:
+        outcome.prompt_logprobs = columns.read()
+        if outcome.prompt_logprobs is None:
+            outcome.failure = _not_finite(columns.row, f"of the prompt from token {columns.start - 1}")
+            self._table.fail(columns.row)
+
     def _read(self, step: "_SampledRows", outcomes: dict[Row, _Outcome]) -> None:
+        logprobs = {} if step.sampled.logprobs is None else step.sampled.logprobs.read()
         columns = zip(
             step.rows.tolist(),
             step.occupancy.tolist(),
@@ -181,22 +222,25 @@ class PendingStep:
             step.sampled.is_waiting.tolist(),
             strict=True,
         )
-        for row, occupancy, num_tokens, token_id, is_waiting in columns:
+        for place, (row, occupancy, num_tokens, token_id, is_waiting) in enumerate(columns):
             outcome = outcomes[row]
             outcome.is_told = True
             if not self._table.goes_on(row, occupancy):
                 continue
             failure = step.sampled.failures.get(row)
             if failure is None and token_id < 0 and not is_waiting:
-                failure = RowFailure(
-                    row, "LOGITS_NOT_FINITE", f"the scores at token {num_tokens - 1} are not finite; no token is chosen"
-                )
+                failure = _not_finite(row, f"at token {num_tokens - 1}")
             if failure is not None:
                 outcome.failure = failure
                 self._table.fail(row)
             elif not is_waiting:
                 outcome.token_ids.append(token_id)
+                outcome.logprobs.append(logprobs.get(place))
                 outcome.finish = self._table.judge(row, token_id, num_tokens)
+
+
+def _not_finite(row: Row, which: str) -> RowFailure:
+    return RowFailure(row, "LOGITS_NOT_FINITE", f"the scores {which} are not finite; no token is chosen")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gpu_worker.runner.inputs import Ints, StepInputs
+from gpu_worker.sampling.logprobs import Logprobs, SampledLogprobs, tell
 from gpu_worker.sampling.processors import ProcessorChain
 from gpu_worker.sampling.sampler import sample
 from plugins.types import Admission, Row, RowFailure
@@ -48,6 +49,7 @@ class Sampled:
     tokens: Tensor  # [R] int64, on the device; NO_TOKEN where the scores were not finite
     is_waiting: Bools  # [R], on the host: no token was chosen, and none of the known ones is lost
     failures: Mapping[Row, RowFailure]  # rows that a stage failed; their tokens mean nothing
+    logprobs: SampledLogprobs | None  # None: nobody asked
 
 
 class SamplingPipeline:
@@ -56,16 +58,19 @@ class SamplingPipeline:
     def __init__(self, processors: ProcessorChain, grammars: Grammars | None) -> None:
         self._processors = processors
         self._grammars = grammars
+        self._logprobs = Logprobs()
 
     def clear(self) -> None:
         """Forget every row."""
         self._processors.clear()
+        self._logprobs.clear()
         if self._grammars is not None:
             self._grammars.clear()
 
     def release(self, rows: Sequence[Row]) -> None:
         """Forget some rows."""
         self._processors.release(rows)
+        self._logprobs.release(rows)
         if self._grammars is not None:
             self._grammars.release(rows)
 
@@ -73,6 +78,7 @@ class SamplingPipeline:
         """Offer new occupants of rows to every stage. Returns the rows that one of them failed."""
         failures: list[RowFailure] = []
         for admission in admissions:
+            self._logprobs.admit(admission)
             failure = self._processors.add_request(admission.row, admission.sampling)
             if failure is not None:
                 failures.append(failure)
@@ -96,9 +102,11 @@ class SamplingPipeline:
         """Choose one token per row. Overwrites the logits, [R, V] float32."""
         is_waiting: Bools = np.zeros(len(inputs.sampled_rows), dtype=np.bool_)
         failures: list[RowFailure] = []
+        asked = self._logprobs.look(logits_RV, inputs.sampled_rows)
         if self._grammars is not None:
             is_waiting, failures = self._grammars.mask(logits_RV, inputs.sampled_rows)
         logits_RV, broken = self._processors.apply(logits_RV, inputs.context)
         failures += broken
         tokens_R = sample(logits_RV, inputs.sampling)
-        return Sampled(tokens_R, is_waiting, {failure.row: failure for failure in failures})
+        told = None if asked is None else tell(asked, logits_RV, inputs.sampling, tokens_R)
+        return Sampled(tokens_R, is_waiting, {failure.row: failure for failure in failures}, told)

@@ -1,6 +1,6 @@
 """A model small enough to run in a millisecond, whose weights come from a formula, and what it must say.
 
-OUTPUTS is transformers' answer; `tests/golden/test_tiny.py` asks it again.
+OUTPUTS and the log-probabilities are transformers' answers; `tests/golden/test_tiny.py` asks it again.
 """
 
 import math
@@ -61,6 +61,20 @@ OUTPUTS = (
     (49, 12, 94, 94, 70, 94, 94, 94),
     (68, 28, 35, 69, 88, 30, 50, 75),
 )
+# Of PROMPTS[0]: the token at each place from 1 on and the two likeliest ones, their log-probabilities, their ranks.
+PROMPT_LOGPROBS = (
+    ((17, 94, 31), (-3.0261, -1.708, -2.441), (5, 1, 2)),
+    ((9, 48, 46), (-5.9883, -1.3615, -2.8662), (61, 1, 2)),
+    ((60, 88, 15), (-5.6278, -1.9414, -2.8569), (48, 1, 2)),
+    ((33, 43, 88), (-5.5326, -2.3488, -2.6356), (53, 1, 2)),
+    ((12, 2, 61), (-6.0615, -2.4809, -2.5955), (61, 1, 2)),
+    ((8, 49, 0), (-7.6961, -1.7736, -2.2676), (79, 1, 2)),
+    ((71, 41, 44), (-5.7009, -2.4056, -2.4909), (60, 1, 2)),
+    ((44, 71, 88), (-6.1385, -1.6942, -2.5032), (56, 1, 2)),
+    ((3, 88, 43), (-6.728, -1.5423, -2.6751), (71, 1, 2)),
+    ((29, 28, 11), (-6.0706, -1.4933, -1.5088), (52, 1, 2)),
+)
+FIRST_TOKEN_LOGPROBS = ((69, 69, 15, 91), (-2.0833, -2.0833, -2.9658, -3.0945), (1, 1, 2, 3))  # and the three likeliest
 CONFIG = WorkerConfig(
     dtype="float32", max_model_len=64, block_size=4, num_blocks=32, max_sequences=4, max_step_tokens=64
 )
