@@ -5,18 +5,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
-from control_plane.text.model import TextModel
-from gpu_worker.loading.embedded import embedded_model
-from gpu_worker.loading.gguf_file import read_gguf
-from gpu_worker.loading.gguf_tokenizer import tokenizer_bundle
 from plugins.types import SamplingParams, TokenId
 from tests.unit.control_plane.text.byte_level import turns
+from tests.unit.control_plane.text.vocabularies import embedded
 
-BUNDLE = tokenizer_bundle(read_gguf(embedded_model()))
-MODEL = TextModel.from_bundle(BUNDLE)
-PEER = Tokenizer.from_buffer(BUNDLE.tokenizer_json)
+MODEL, PEER = embedded().model, embedded().peer
 REPLACEMENT = TokenId(24211)  # the token whose text is U+FFFD itself
 FRAGMENTS = [TokenId(token_id) for token_id in range(49152) if PEER.decode([token_id], False) == "\ufffd"]
 SOME_TEXT = "\U0001f469\u200d\U0001f469\u200d\U0001f467 ok \u010f\u00e1bel \ud55c\uad6d\uc5b4 \U0001f1eb\U0001f1f7 中文"
