@@ -4,8 +4,8 @@ Keeps a channel; what is printed, and when, is the commands' business.
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
@@ -13,25 +13,21 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control_plane.api.config import MAX_MESSAGE_MIB
-from control_plane.cli.options import NOBODY, Account, Sampling
+from control_plane.cli.answer_reader import AnswerReader
+from control_plane.cli.options import NOBODY, PLAIN, Account, Details, Sampling
+from control_plane.cli.request_message import write_request
 from control_plane.cli.results import CacheReset, Completion, IntakeStatus, ServerStatus
 from control_plane.cli.status import intake_status, server_status
 from control_plane.cli.transport_errors import translate
 from plugins.errors import FieldViolation, InvalidRequest
 from protos.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.channel import MIB, channel_options
-from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 
 IntakeMove = Literal["pause", "drain", "resume"]
 
 READINESS = "readiness"  # the health service's name for "a request would be taken"
 CONNECT_TIMEOUT_S = 10.0  # for calls that only ask
-WHOLE_NUMBERS = {  # what the fields of a message can carry, and what the server takes of it
-    "max_tokens": "[1, 2**32), or left out",
-    "top_k": "[0, 2**32), 0 keeps all tokens",
-    "seed": "[0, 2**64), or left out",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +36,8 @@ class Delta:
 
     text: str
     completion: Completion | None
+    index: int = 0  # of the output
+    prompt: str = ""  # what is told of it, with echo
 
 
 class Client:
@@ -71,40 +69,32 @@ class Client:
         model: str = "",
         timeout_s: float | None = None,
         account: Account = NOBODY,
+        details: Details = PLAIN,
     ) -> AsyncGenerator[Delta, None]:
         """Stream a completion of a text, or of a chat of (role, content). Closing the iterator cancels the request."""
-        request = _request(prompt, sampling, model, account)
-        started, first = time.monotonic(), None
-        parts: list[str] = []
-        token_ids: list[int] = []
+        request = write_request(prompt, sampling, details, model, account)
+        started = time.monotonic()
+        answer = AnswerReader(time.monotonic)
         call = self._inference.Generate(request, timeout=timeout_s, metadata=_metadata(account))
         try:
             async for response in call:
-                if first is None and response.token_ids:
-                    first = time.monotonic()
-                parts.append(response.text)
-                token_ids += response.token_ids
-                if not response.finish_reason:
-                    yield Delta(response.text, None)
-                    continue
-                reason = common_pb2.FinishReason.Name(response.finish_reason)
-                yield Delta(
-                    response.text,
-                    Completion(
-                        text="".join(parts),
-                        token_ids=tuple(token_ids),
-                        finish_reason=reason.removeprefix("FINISH_REASON_").lower(),
-                        prompt_tokens=response.usage.prompt_tokens,
-                        output_tokens=response.usage.output_tokens,
-                        cached_tokens=response.usage.cached_tokens,
-                        first_token_s=(first or time.monotonic()) - started,
-                        total_s=time.monotonic() - started,
-                    ),
-                )
+                answer.read(response)
+                completion = answer.complete() if response.HasField("usage") else None
+                yield Delta(response.text, completion, response.index, response.prompt.text)
         except grpc.aio.AioRpcError as error:
             raise translate(error, self._address, timeout_s, time.monotonic() - started) from error
         finally:
             call.cancel()
+
+    async def token_texts(self, token_ids: Collection[int], model: str = "") -> dict[int, str]:
+        """Return what each of some tokens reads alone; special ones have no text."""
+        unique = sorted(set(token_ids))
+        requests = [inference_pb2.DetokenizeRequest(model=model, token_ids=[each]) for each in unique]
+        try:
+            calls = [self._inference.Detokenize(each, timeout=CONNECT_TIMEOUT_S) for each in requests]
+            return {token_id: (await call).text for token_id, call in zip(unique, calls, strict=True)}
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self._address) from error
 
     async def models(self) -> tuple[str, ...]:
         """Return the names of the models that are served now."""
@@ -180,40 +170,3 @@ def _metadata(account: Account) -> tuple[tuple[str, str], ...]:
         description = "may only contain printable ASCII characters"
         raise InvalidRequest([FieldViolation(field, "NOT_PRINTABLE_ASCII", description)])
     return ((account.tenant_key, tenant),) if tenant else ()
-
-
-def _request(
-    prompt: str | Sequence[tuple[str, str]], sampling: Sampling, model: str, account: Account
-) -> inference_pb2.GenerateRequest:
-    """Write a request; its limits are the server's. Raises: InvalidRequest: a value that its field cannot carry."""
-    if not -(2**31) <= account.priority < 2**31:
-        description = f"is {account.priority}; must be in [-1000, 1000], lower goes first"
-        raise InvalidRequest([FieldViolation("priority", "OUT_OF_RANGE", description)])
-    try:
-        request = inference_pb2.GenerateRequest(model=model, sampling=_sampling(sampling), priority=account.priority)
-        request.cache_salt = account.cache_salt
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.chat.messages.extend(inference_pb2.ChatMessage(role=role, content=text) for role, text in prompt)
-    except UnicodeEncodeError as error:
-        description = f"is not valid Unicode: {error.reason}"
-        raise InvalidRequest([FieldViolation("prompt", "NOT_UNICODE", description)]) from error
-    return request
-
-
-def _sampling(sampling: Sampling) -> common_pb2.SamplingParams:
-    message = common_pb2.SamplingParams()
-    violations = []
-    for field in fields(sampling):
-        value = getattr(sampling, field.name)
-        if value is None or value is False:
-            continue
-        try:
-            setattr(message, field.name, value)
-        except ValueError:  # such as a count below 0
-            description = f"is {value}; must be in {WHOLE_NUMBERS[field.name]}"
-            violations.append(FieldViolation(f"sampling.{field.name}", "OUT_OF_RANGE", description))
-    if violations:
-        raise InvalidRequest(violations)
-    return message

@@ -23,11 +23,11 @@ from control_plane.admission.config import AdmissionConfig
 from control_plane.api.config import ServerConfig
 from control_plane.cli.client import Client, local_address
 from control_plane.cli.flags import Flag, canonical, make_flags, signature
-from control_plane.cli.generate import chat, generate
+from control_plane.cli.generation_commands import add_generation_commands
 from control_plane.cli.hooks import add_plugin_commands
 from control_plane.cli.launch import Context, Invocation, launch
 from control_plane.cli.operate import add_operator_commands
-from control_plane.cli.options import NOBODY, Account, Address, Connection, Sampling, check_connection
+from control_plane.cli.options import Account, Address, Connection, check_connection
 from control_plane.cli.render import render
 from control_plane.cli.results import ServerStatus
 from control_plane.config import CONTROL_PLANE_SECTIONS, Config, Source, find_sections, load_config
@@ -48,7 +48,6 @@ MODEL_KEYS = (
 SERVER_KEYS = ("server.host", "server.port", "server.drain_s", "admission.max_waiting")
 SCHEDULER_KEYS = ("scheduler.policy", "scheduler.scheduler_cls")
 STEP_KEYS = ("scheduler.max_sequences", "scheduler.max_step_tokens")
-PROMPT_HELP = "text to continue [standard input, less one line break at its end]"
 OPERATING_KEYS = ("log.level", "log.format", "metrics.enabled", "metrics.port")
 
 
@@ -108,7 +107,7 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
             words = [words[0], *canonical(words[1:], flags)]
         shown = [flag.key for flag in flags if everything or flag.key in command.common]
         app.command(_serving_function(command, flags, shown, environ), name=command.name, sort_key=place)
-    _add_client_commands(app, environ)
+    _add_client_commands(app, environ, everything)
     add_plugin_commands(app)
     code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     return code if isinstance(code, int) else 0
@@ -213,7 +212,7 @@ def _load_entry(entry: EntryPoint) -> Callable[[Context], int]:
     return loaded
 
 
-def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
+def _add_client_commands(app: App, environ: Mapping[str, str], everything: bool) -> None:
     """Add the commands that ask a running server. They read the configuration to find it."""
     as_json = Parameter(name="--json", group=GENERAL, help="print JSON", show_default=False)
 
@@ -235,44 +234,7 @@ def _add_client_commands(app: App, environ: Mapping[str, str]) -> None:
             replace(account, tenant_key=configured().section(AdmissionConfig).tenant_key) if account.tenant else account
         )
 
-    @app.command(name="generate", sort_key=100)
-    def generate_command(
-        prompt: Annotated[str | None, Parameter(help=PROMPT_HELP)] = None,
-        /,
-        *,
-        use_chat: Annotated[
-            bool,
-            Parameter(
-                name="--chat", group=GENERAL, help="ask as a chat message, not as plain text", show_default=False
-            ),
-        ] = False,
-        use_json: Annotated[bool, as_json] = False,
-        sampling: Sampling = Sampling(),  # noqa: B008  # frozen
-        connection: Connection = Connection(),  # noqa: B008  # frozen
-        account: Account = NOBODY,
-    ) -> int:
-        """Continue a text; it appears while it is made."""
-        connection = connect(connection)
-        text = sys.stdin.read().removesuffix("\n") if prompt is None else prompt
-        out = None if use_json else sys.stdout
-        completion = generate(text, use_chat, connection, sampling, out, identify(account))
-        if use_json:
-            render(completion, True, Console())
-        elif sys.stdout.isatty():
-            sys.stderr.write(f"{completion.summary}\n")
-        return 0
-
-    @app.command(name="chat", sort_key=100)
-    def chat_command(
-        *,
-        system: Annotated[str, Parameter(group=GENERAL, help="message that sets the tone", show_default=False)] = "",
-        sampling: Sampling = Sampling(),  # noqa: B008  # frozen
-        connection: Connection = Connection(),  # noqa: B008  # frozen
-        account: Account = NOBODY,
-    ) -> int:
-        """Hold a conversation, one message a line. Ctrl-C stops an answer, Ctrl-D ends."""
-        chat(system, connect(connection), sampling, sys.stdin, sys.stdout, sys.stderr, identify(account))
-        return 0
+    add_generation_commands(app, connect, identify, everything)
 
     @app.command(name="status", sort_key=100)
     def status_command(*, address: Address = "", use_json: Annotated[bool, as_json] = False) -> int:

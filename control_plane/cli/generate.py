@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TextIO
 
 from control_plane.cli.client import Client
-from control_plane.cli.options import NOBODY, Account, Connection, Sampling
+from control_plane.cli.options import NOBODY, PLAIN, Account, Connection, Details, Sampling
 from control_plane.cli.results import Completion
-from plugins.errors import InvariantBroken, ServingError
+from plugins.errors import InvalidConfig, InvariantBroken, ServingError
 
 
 async def complete(
@@ -18,13 +19,14 @@ async def complete(
     sampling: Sampling,
     write: Callable[[str], object],
     account: Account = NOBODY,
+    details: Details = PLAIN,
 ) -> Completion:
     """Get one completion of a text or a chat; `write` is called with each piece of text as it comes."""
     async with Client(connection.address) as client:
-        deltas = client.generate(prompt, sampling, connection.model, connection.timeout, account)
+        deltas = client.generate(prompt, sampling, connection.model, connection.timeout, account, details)
         async with aclosing(deltas):
             async for delta in deltas:
-                write(delta.text)
+                write(delta.prompt + delta.text)
                 if delta.completion is not None:
                     return delta.completion
     raise InvariantBroken("the stream of a completion ended without its final message")
@@ -37,14 +39,19 @@ def generate(
     sampling: Sampling,
     out: TextIO | None,
     account: Account = NOBODY,
+    details: Details = PLAIN,
 ) -> Completion:
-    """Get one completion; it appears on `out`, if given, as it comes, with a line break at its end, however it ends."""
+    """Get one completion; it appears on `out`, if given, as it comes, with a line break at its end, however it ends.
+
+    Several outputs come at once, and are for the caller to show.
+    """
     messages = [("user", prompt)] if as_chat else prompt
-    if out is None:
-        return asyncio.run(complete(messages, connection, sampling, lambda text: None, account))
+    if out is None or (sampling.n or 1) > 1:
+        return asyncio.run(complete(messages, connection, sampling, lambda text: None, account, details))
     parts: list[str] = []
+    write = partial(_show_and_keep, out, parts)
     try:
-        return asyncio.run(complete(messages, connection, sampling, partial(_show_and_keep, out, parts), account))
+        return asyncio.run(complete(messages, connection, sampling, write, account, details))
     finally:
         if parts:
             print(file=out)
@@ -58,21 +65,26 @@ def chat(
     out: TextIO,
     log: TextIO,
     account: Account = NOBODY,
+    details: Details = PLAIN,
 ) -> None:
     """Hold a conversation: a line of `source` is a message, its end ends the conversation.
 
     Ctrl-C stops the answer that is being made; what came of it stays in the conversation. At a terminal an error
     ends one answer and is told on `log`; elsewhere it is raised.
+    Raises: InvalidConfig: several answers are asked for.
     """
+    if (sampling.n or 1) > 1:
+        raise InvalidConfig(f"--n: a conversation goes on from one answer, not {sampling.n}")
+    details = replace(details, echo=False)  # the conversation is there to be seen
     history = [("system", system)] if system else []
     is_dialogue = source.isatty()
     with asyncio.Runner() as runner:
         for message in _messages(source, "you> " if is_dialogue else ""):
             history.append(("user", message))
             parts: list[str] = []
-
+            write = partial(_show_and_keep, out, parts)
             try:
-                runner.run(complete(history, connection, sampling, partial(_show_and_keep, out, parts), account))
+                runner.run(complete(history, connection, sampling, write, account, details))
             except KeyboardInterrupt:
                 pass
             except ServingError as error:

@@ -5,6 +5,26 @@ from dataclasses import dataclass, field
 from control_plane.cli.render import JSON_ONLY
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What is told of one token at one place."""
+
+    token_id: int
+    logprob: float | None  # None: it cannot be, its logarithm is -inf
+    rank: int  # 1 is the likeliest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One of several outputs of a prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # stop, length, ...
+    stopped_by: str | int | None = None  # the stop string or stop token that ended it, if the request named it
+    logprobs: tuple[tuple[Candidate, ...], ...] = ()  # of each token, if asked for: itself, then others
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One finished answer."""
@@ -12,8 +32,14 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str  # stop, length, ...
+    stopped_by: str | int | None = None  # as of an `Output`
+    logprobs: tuple[tuple[Candidate, ...], ...] = ()
+    others: tuple[Output, ...] = ()  # the outputs after the first, if there are several
+    prompt: str = ""  # with echo
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[tuple[Candidate, ...], ...] = ()  # of its places from 1 on, if asked for
     prompt_tokens: int
-    output_tokens: int
+    output_tokens: int  # of all outputs
     cached_tokens: int  # prompt tokens that needed no computing
     first_token_s: float  # from the call to the first token, as the client saw it
     total_s: float  # from the call to the end

@@ -25,6 +25,7 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.refusal: InvalidRequest | None = None
+        self.responses: list[inference_pb2.GenerateResponse] = []  # in place of those words
         self.breaks_after_one_word = False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -36,6 +37,9 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         if self.refusal is not None:
             context.abort_with_status(rpc_status.to_status(to_status(self.refusal)))
+        if self.responses:
+            yield from self.responses
+            return
         yield inference_pb2.GenerateResponse(request_id="r1", token_ids=[1], text="one ")
         self.may_go_on.wait()
         if self.breaks_after_one_word:
@@ -46,6 +50,14 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
             text="three",
             finish_reason=common_pb2.FINISH_REASON_STOP,
             usage=inference_pb2.Usage(prompt_tokens=5, output_tokens=3),
+        )
+
+    def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Token 0 is special; the others are letters."""
+        return inference_pb2.DetokenizeResponse(
+            text="".join(chr(ord("a") + token_id - 1) for token_id in request.token_ids if token_id)
         )
 
 

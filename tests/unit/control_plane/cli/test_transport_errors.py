@@ -52,7 +52,7 @@ async def test_a_message_above_the_limit_names_the_key_of_the_limit() -> None:
 
     assert caught.value.code == Code.RESOURCE_EXHAUSTED
     assert str(caught.value) == (
-        "the message is too large (2005 bytes, at most 1000); send less, or raise server.max_message_mib"
+        "the message is too large (2003 bytes, at most 1000); send less, or raise server.max_message_mib"
     )
 
 
