@@ -163,8 +163,7 @@ class Linear:
 
     def pack(self) -> None:
         """Take up what was loaded."""
-        has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        if self._weight_FE.device.type == "cpu" and has_onednn:
+        if _can_pack(self._weight_FE):
             packed: Tensor = torch.ops.mkldnn._reorder_linear_weight.default(self._weight_FE, None)
             self._matmul = _multiply_by(packed)
             self.packed_bytes = int(torch.ops.mkldnn._nbytes.default(packed))  # with the padding of its blocks
@@ -175,6 +174,14 @@ class Linear:
 
     def _plain(self, x_TE: Tensor) -> Tensor:
         return F.linear(x_TE, self._weight_FE)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    """True where oneDNN multiplies such weights: bfloat16 needs a CPU with instructions for it, AVX-512 at least."""
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    if weight.device.type != "cpu" or not has_onednn:
+        return False
+    return weight.dtype is not torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _multiply_by(packed: Tensor) -> Matmul:
