@@ -207,7 +207,7 @@ def _chain(
         device=str(table.device),
     )
     builtin = builtin_processors(shared, table, SamplingLimits())
-    custom = build_instances(processors, [replace(shared, section=each.section) for each in processors], table)
+    custom = build_instances(processors, shared, table)
     return ProcessorChain(builtin, custom, config.max_sequences, config.check_processors)
 
 
