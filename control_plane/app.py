@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.defaults import DefaultSampling
 from control_plane.admission.extra_args import ExtraArgs, warn_of_undeclared
 from control_plane.admission.validator import Validator
 from control_plane.api.admin import AdminServicer
@@ -64,7 +65,8 @@ async def run_control_plane(
         scheduler.target_inter_token_ms,
     )
     driver = EngineDriver(core, metrics, time.monotonic, admission, workers.step_timeout_s)
-    models = ServedModels(lambda worker_id: driver.facts(worker_id).intake)
+    defaults = DefaultSampling(admission.default_sampling, admission.model_defaults)
+    models = ServedModels(lambda worker_id: driver.facts(worker_id).intake, defaults.apply)
 
     def note_absence(why: str) -> None:
         models.absence = why

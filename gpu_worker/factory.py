@@ -89,6 +89,7 @@ def build_worker(
             max_model_len=built.capacity.max_model_len,
             eos_token_ids=loaded.config.eos_token_ids,
             num_parameters=loaded.num_parameters,
+            default_sampling=loader.default_sampling(),
         ),
         incarnation=secrets.token_hex(8),
         num_blocks=built.capacity.num_blocks,
