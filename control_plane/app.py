@@ -14,6 +14,7 @@ from typing import Any
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.defaults import DefaultSampling
 from control_plane.admission.extra_args import ExtraArgs, warn_of_undeclared
+from control_plane.admission.structured_output import GrammarCompiler
 from control_plane.admission.validator import Validator
 from control_plane.api.admin import AdminServicer
 from control_plane.api.config import ServerConfig
@@ -83,11 +84,13 @@ async def run_control_plane(
         health.set_models,
         logits_processors=tuple(each.info.place for each in processors),
     )
+    grammars = GrammarCompiler(admission)
     validator = Validator(
         models,
         admission,
         draw_seed=lambda: secrets.randbits(SEED_BITS),
         extra_args=ExtraArgs(processors),
+        grammars=grammars,
     )
     api = ApiServer(
         server,
@@ -122,6 +125,7 @@ async def run_control_plane(
             task.cancel()
         await asyncio.wait((*running, stopping))
         await api.stop(0)
+        grammars.close()
 
 
 async def _before_a_bug(awaited: asyncio.Task[Any], running: tuple[asyncio.Task[None], ...]) -> None:

@@ -10,6 +10,8 @@ _COUNTS = (
     "max_waiting_tokens",
     "max_tenant_requests",
     "max_reading",
+    "grammar_processes",
+    "max_grammar_bytes",
     "max_prompt_bytes",
     "max_n",
     "max_prompt_logprobs",
@@ -26,6 +28,9 @@ class AdmissionConfig:
     max_unread_s: float = 60.0  # a request whose output nobody reads for so long ends
     max_reading: int = 64  # long prompts that may be turned into tokens at once; more are refused likewise
     max_prompt_bytes: int = 4 * 1024 * 1024  # UTF-8 of a prompt's text, or of a conversation; a MiB takes about 0.5 s
+    grammar_processes: int = 2  # grammars that may be tried at once, each in a process; the others wait their turn
+    grammar_timeout_s: float = 0.8  # a grammar that takes longer to try is refused
+    max_grammar_bytes: int = 64 * 1024  # UTF-8 of a schema, an expression, all choices together or a grammar
     max_deadline_s: float = 600.0  # a request ends after so long, even if its caller would wait longer
     max_n: int = 128  # outputs of one request
     max_prompt_logprobs: int = 100_000  # of one request: tokens of its prompt, times one more than prompt_logprobs
@@ -37,7 +42,7 @@ class AdmissionConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"admission.{name} must be at least 1, is {value}")
-        for name in ("max_deadline_s", "max_queue_s", "max_unread_s"):
+        for name in ("max_deadline_s", "max_queue_s", "max_unread_s", "grammar_timeout_s"):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"admission.{name} must be above 0, is {getattr(self, name)}")
         if not self.tenant_key or self.tenant_key != self.tenant_key.lower() or not self.tenant_key.isascii():

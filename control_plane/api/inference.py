@@ -162,7 +162,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _admit(self, submission: Submission, num_bytes: int) -> tuple[Admitted, list[PromptPart]]:
         """Check a request; returns with it what is to be told of its prompt."""
-        return await self._long_work.run(num_bytes, lambda: self._read(submission))
+        is_slow = "structured_output" in submission.sampling  # its grammar is tried, which may take long
+        return await self._long_work.run(num_bytes, lambda: self._read(submission), is_slow)
 
     def _read(self, submission: Submission) -> tuple[Admitted, list[PromptPart]]:
         admitted = self._validator.validate(submission)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.defaults import DefaultSampling
 from control_plane.admission.extra_args import ExtraArgs, warn_of_undeclared
+from control_plane.admission.structured_output import GrammarCompiler
 from control_plane.admission.submission import ChatMessage, Submission, given
 from control_plane.admission.validator import Validator
 from control_plane.engine.completions import Completion, OutputCollector
@@ -75,8 +76,13 @@ class LocalEngine:
         self._models = ServedModels(as_served=defaults.apply)
         processors = load_processors(logits_processors, logits_processor_config or {})
         warn_of_undeclared(processors)
+        self._grammars = GrammarCompiler(admission_config)
         self._validator = Validator(
-            self._models, admission_config, draw_seed=lambda: secrets.randbits(64), extra_args=ExtraArgs(processors)
+            self._models,
+            admission_config,
+            draw_seed=lambda: secrets.randbits(64),
+            extra_args=ExtraArgs(processors),
+            grammars=self._grammars,
         )
         self._core = EngineCore(
             make_scheduler,
@@ -232,6 +238,7 @@ class LocalEngine:
         """Let the worker go and stop its threads. Idempotent."""
         if self._loop.is_closed():
             return
+        self._grammars.close()
         self._wait(self._worker.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -64,3 +64,18 @@ async def test_work_whose_caller_has_gone_counts_until_it_ends(work: LongWork) -
     with pytest.raises(QueueFull):
         await work.run(LONG, lambda: None)
     go.set()
+
+
+async def test_slow_work_of_any_size_has_threads_of_its_own(work: LongWork) -> None:
+    """B097: grammars that take seconds to try never hold a prompt up."""
+    go = threading.Event()
+    slow = [asyncio.create_task(work.run(1, go.wait, is_slow=True)) for _ in range(2)]
+    await asyncio.sleep(0)  # lets both begin
+
+    with pytest.raises(QueueFull):
+        await work.run(1, go.wait, is_slow=True)
+    long = await work.run(LONG, lambda: "long")
+    go.set()
+
+    assert long == "long"
+    assert await asyncio.gather(*slow) == [True, True]
