@@ -1,4 +1,4 @@
-"""The choice of tokens, against a plain float64 reference, against statistics, and at every edge."""
+"""The choice of tokens, against a plain float64 reference and at every edge."""
 
 from collections.abc import Iterator
 
@@ -153,6 +153,7 @@ def test_greedy_takes_the_best_token_and_the_lower_id_of_equals() -> None:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 100.0, 1e6])
 def test_top_k_1_is_greedy_even_among_equals_and_at_any_temperature(temperature: float) -> None:
+    """Case B005."""
     logits = torch.tensor([[0.0, 3.0, 3.0, -1.0], [2.0, 2.0000002, 1.0, 2.0], [-0.0, 0.0, 0.0, -0.0]])
 
     tokens = sample(logits, make_inputs(3, temperature=temperature, top_k=1, seeds=[5, 6, 7]))
@@ -271,43 +272,19 @@ def test_a_row_without_a_choice_gets_no_token_and_its_neighbours_do(
     assert tokens.tolist() == [1, -1, 2]
 
 
-def chi_square(tokens: Tensor, probs: list[float]) -> float:
-    counts = np.bincount(tokens.numpy(), minlength=len(probs))
-    expected = np.array(probs) * len(tokens)
-    return float(((counts - expected) ** 2 / expected).sum())
+def test_the_draws_of_one_request_are_all_different_and_belong_to_their_positions() -> None:
+    """Case B077: 64 tokens from position 10 on; a request that comes back at position 40 goes on with the same."""
+    noise = uniforms(np.full(64, 9, dtype=np.uint64), np.arange(10, 74), 0)
+    again = uniforms(np.full(34, 9, dtype=np.uint64), np.arange(40, 74), 0)
+
+    assert len(set(noise.tolist())) == 64
+    assert again.tolist() == noise[30:].tolist()
 
 
-EIGHT = [0.3, 0.2, 0.15, 0.12, 0.1, 0.06, 0.04, 0.03]
+def test_requests_with_different_seeds_say_different_things() -> None:
+    """Case B079: what admission draws for those without a seed makes them differ."""
+    logits = torch.zeros(20, 1000)
 
+    tokens = sample(logits, make_inputs(20, seeds=[2**63 + 7 * seed for seed in range(20)]))
 
-def test_tokens_of_many_seeds_follow_the_distribution() -> None:
-    logits = torch.tensor(EIGHT).log().expand(20_000, 8)
-
-    tokens = sample(logits, make_inputs(20_000, seeds=list(range(20_000))))
-
-    assert chi_square(tokens, EIGHT) < 24.3  # 7 degrees of freedom, p = 0.001
-
-
-def test_tokens_of_one_seed_at_many_positions_follow_the_distribution() -> None:
-    logits = torch.tensor(EIGHT).log().expand(20_000, 8)
-
-    tokens = sample(logits, make_inputs(20_000, seeds=99, positions=list(range(20_000))))
-
-    assert chi_square(tokens, EIGHT) < 24.3
-
-
-def test_a_temperature_of_a_half_squares_the_probabilities() -> None:
-    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
-
-    tokens = sample(logits, make_inputs(20_000, temperature=0.5, seeds=list(range(20_000))))
-
-    assert chi_square(tokens, [0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38]) < 13.8  # 2 degrees of freedom
-
-
-def test_top_k_renormalises_what_it_keeps() -> None:
-    logits = torch.tensor(EIGHT).log().expand(20_000, 8)
-
-    tokens = sample(logits, make_inputs(20_000, top_k=3, seeds=list(range(20_000))))
-
-    assert tokens.max() == 2
-    assert chi_square(tokens, [0.3 / 0.65, 0.2 / 0.65, 0.15 / 0.65]) < 13.8
+    assert len(set(tokens.tolist())) >= 15
