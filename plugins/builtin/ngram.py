@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from plugins.builtin.arguments import whole_number
 from plugins.builtin.history import NO_TOKEN, longest_output, output_history
-from plugins.builtin.staged_rows import StagedRows, write_back
+from plugins.builtin.staged_rows import Chosen, StagedRows
 from plugins.logits import LogitsContext, LogitsProcessor, ProcessorConfig, RequestStates
 from plugins.types import Row, SamplingParams
 
@@ -79,10 +79,8 @@ class NgramRepetitionBreaker(LogitsProcessor):
         window_K1 = self._asked.column("window", chosen)[:, None]
         # As many columns more than the window as an n-gram has neighbours, so that one may end in its first column.
         history = output_history(self._states, ctx, chosen, max_window + max_size - 1)
-        repeated_KV = _completions(history, size_K1, window_K1, max_size, logits.shape[1])
-        scores_KV = logits[chosen.rows]
-        is_left_K1 = ((scores_KV > float("-inf")) & ~repeated_KV).any(dim=1, keepdim=True)
-        return write_back(logits, scores_KV.masked_fill(repeated_KV & is_left_K1, float("-inf")), chosen)
+        ids_KL, is_repeated_KL = _completions(history, size_K1, window_K1, max_size)
+        return _ruled_out(logits, ids_KL, is_repeated_KL, chosen)
 
 
 def _read(sampling_params: SamplingParams) -> tuple[int, int] | None:
@@ -97,12 +95,12 @@ def _read(sampling_params: SamplingParams) -> tuple[int, int] | None:
 
 
 def _completions(
-    history_KW: "Tensor", size_K1: "Tensor", window_K1: "Tensor", max_size: int, vocab_size: int
-) -> "Tensor":
-    """Say which tokens would complete an n-gram that is there already.
+    history_KW: "Tensor", size_K1: "Tensor", window_K1: "Tensor", max_size: int
+) -> tuple["Tensor", "Tensor"]:
+    """Return the last token of every n-gram that is there, [K, L], and whether it would complete it again now, [K, L].
 
-    Shapes: K = rows, W = columns of history, V = vocabulary; n-grams are the last `size` columns of each run of
-    `max_size`. Returns [K, V] bool.
+    Shapes: K = rows, W = columns of history, L of which may end an n-gram: the last `size` columns of each run of
+    `max_size`. A token is 0 where it completes nothing.
     """
     import torch
 
@@ -114,8 +112,27 @@ def _completions(
     place_M = torch.arange(max_size - 1, device=history_KW.device)
     is_outside_KM = place_M < max_size - size_K1
     is_equal_KLM = (runs_KLM[..., :-1] == tail_KM[:, None]) & (tail_KM[:, None] != NO_TOKEN)
-    is_match_KL = (is_equal_KLM | is_outside_KM[:, None]).all(dim=2)
     last_KL = runs_KLM[..., -1]
-    ids_KL = torch.where(is_match_KL & (last_KL != NO_TOKEN), last_KL, vocab_size)  # one column for no token at all
-    found = torch.zeros((len(ids_KL), vocab_size + 1), dtype=torch.bool, device=ids_KL.device)
-    return found.scatter_(1, ids_KL, True)[:, :vocab_size]
+    is_repeated_KL = (is_equal_KLM | is_outside_KM[:, None]).all(dim=2) & (last_KL != NO_TOKEN)
+    return torch.where(is_repeated_KL, last_KL, 0), is_repeated_KL
+
+
+def _ruled_out(logits: "Tensor", ids_KL: "Tensor", is_repeated_KL: "Tensor", chosen: Chosen) -> "Tensor":
+    """Give -inf to the repeated tokens of the chosen rows, in place, unless nothing else is left in a row.
+
+    Touches few scores: a pass over the whole vocabulary of each row costs more than all the rest.
+    """
+    import torch
+
+    infinity = float("inf")
+    if chosen.is_wanted is not None:
+        is_repeated_KL = is_repeated_KL & chosen.is_wanted[:, None]
+    ids_RL = torch.zeros((len(logits), ids_KL.shape[1]), dtype=torch.int64, device=logits.device)
+    ids_RL[chosen.rows] = ids_KL
+    is_repeated_RL = torch.zeros_like(ids_RL, dtype=torch.bool)
+    is_repeated_RL[chosen.rows] = is_repeated_KL
+    before_RL = logits.gather(1, ids_RL)
+    logits.scatter_reduce_(1, ids_RL, torch.where(is_repeated_RL, -infinity, infinity).to(logits.dtype), "amin")
+    is_empty_R1 = logits.amax(dim=1, keepdim=True) == -infinity
+    logits.scatter_reduce_(1, ids_RL, before_RL.masked_fill(~(is_repeated_RL & is_empty_R1), -infinity), "amax")
+    return logits

@@ -20,7 +20,13 @@ class Chosen(NamedTuple):
 
     rows: "Tensor"  # [K] int64, into the logits
     req_idx: "Tensor"  # [K] int64: whose they are
-    is_accepted: "Tensor"  # [K] bool: the others are computed in vain, and must stay as they are
+    is_wanted: "Tensor | None"  # [K] bool: the others are computed in vain, and stay as they are; None: all are wanted
+
+    def only(self, is_meant_K: "Tensor") -> "Chosen":
+        """Leave some rows out."""
+        if self.is_wanted is not None:
+            return self._replace(is_wanted=self.is_wanted & is_meant_K)
+        return Chosen(self.rows[is_meant_K], self.req_idx[is_meant_K], None)
 
 
 class StagedRows:
@@ -85,14 +91,17 @@ class StagedRows:
         is_accepted_R = self._is_accepted_there[ctx.expanded_idx_mapping]
         if is_accepted_R.device.type == "cpu":
             rows = is_accepted_R.nonzero().flatten()
-        else:  # to pick rows would wait for the device, so all are computed
-            rows = torch.arange(len(is_accepted_R), device=is_accepted_R.device)
-        return Chosen(rows, ctx.expanded_idx_mapping[rows], is_accepted_R[rows])
+            return Chosen(rows, ctx.expanded_idx_mapping[rows], None)
+        # To pick rows would wait for the device, so all are computed.
+        rows = torch.arange(len(is_accepted_R), device=is_accepted_R.device)
+        return Chosen(rows, ctx.expanded_idx_mapping, is_accepted_R)
 
 
 def write_back(logits: "Tensor", changed: "Tensor", chosen: Chosen) -> "Tensor":
-    """Put changed scores, [K, V], in their places, in place; rows that were not accepted keep theirs."""
+    """Put changed scores, [K, V], in their places, in place; rows that are not wanted keep theirs."""
     import torch
 
-    logits[chosen.rows] = torch.where(chosen.is_accepted[:, None], changed, logits[chosen.rows])
+    if chosen.is_wanted is not None:
+        changed = torch.where(chosen.is_wanted[:, None], changed, logits[chosen.rows])
+    logits[chosen.rows] = changed
     return logits

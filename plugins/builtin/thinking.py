@@ -146,12 +146,16 @@ class ThinkingBudget(LogitsProcessor):
         num_closing_K = _num_closing(history_KW, end_KM[:, -max_mark:], asked["num_end"], num_used_K)
         forced_K = end_KM.gather(1, (MAX_MARK - asked["num_end"] + num_closing_K)[:, None]).clamp(min=0).squeeze(1)
 
+        is_over_K = (opened_K != NO_COLUMN) & (num_used_K >= asked["budget"])
+        is_forced_K = is_over_K & (logits[chosen.rows, forced_K] > float("-inf"))
+
+        forced_R1 = torch.zeros((len(logits), 1), dtype=torch.int64, device=logits.device)
+        forced_R1[chosen.rows] = forced_K[:, None]
+        chosen = chosen.only(is_forced_K)
+        forced_K1 = forced_R1[chosen.rows]
         scores_KV = logits[chosen.rows]
-        forced_score_K1 = scores_KV.gather(1, forced_K[:, None])
-        is_forced_K1 = ((opened_K != NO_COLUMN) & (num_used_K >= asked["budget"]))[:, None]
-        is_forced_K1 &= forced_score_K1 > float("-inf")
-        is_other_KV = torch.arange(logits.shape[1], device=logits.device) != forced_K[:, None]
-        return write_back(logits, scores_KV.masked_fill(is_forced_K1 & is_other_KV, float("-inf")), chosen)
+        closed_KV = torch.full_like(scores_KV, float("-inf")).scatter_(1, forced_K1, scores_KV.gather(1, forced_K1))
+        return write_back(logits, closed_KV, chosen)
 
 
 def _require_apart(start: Sequence[int] | None, end: Sequence[int] | None) -> None:

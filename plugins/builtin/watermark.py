@@ -93,8 +93,8 @@ class Watermark(LogitsProcessor):
             return logits
         previous_K = ctx.input_ids[chosen.rows]
         is_green_KV = green_tokens(self._key, previous_K, self._asked.column("threshold", chosen), self._vocab_size)
-        scores_KV = logits[chosen.rows] + is_green_KV * self._asked.column("delta", chosen)[:, None]
-        return write_back(logits, scores_KV, chosen)
+        bonus_KV = is_green_KV * self._asked.column("delta", chosen)[:, None]
+        return write_back(logits, logits[chosen.rows].add_(bonus_KV), chosen)
 
 
 def _read(sampling_params: SamplingParams) -> tuple[float, float] | None:
