@@ -1,10 +1,12 @@
 """`dihedral plugins`: what is plugged into this installation, and whether a class keeps the promises of its hook."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Group, Parameter
 from rich.console import Console
@@ -21,16 +23,22 @@ from control_plane.engine.scheduler_choice import (
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.first_come import FirstComePolicy
 from plugins.classes import entry_point_names, find_class
+from plugins.conformance.logits import check_logits_processor
 from plugins.conformance.policy import check_policy
 from plugins.conformance.report import CheckResult
 from plugins.conformance.scheduler import check_scheduler
 from plugins.errors import InvalidConfig
+from plugins.logits import LogitsProcessor
+from plugins.logits_loading import BUILTIN_PROCESSORS, load_processor
+from plugins.logits_loading import GROUP as PROCESSOR_GROUP
 from plugins.scheduler import Scheduler, SchedulingPolicy
 from plugins.types import WorkerInfo
 
 PREFIX = "dihedral."  # of every group of entry points that we read
-CHECK_HELP = "a scheduler or scheduling policy: its name in `dihedral plugins`, or pkg.mod:Class"
-HOOKS = "plugins.scheduler.Scheduler or plugins.scheduler.SchedulingPolicy"
+CHECK_HELP = "a scheduler, scheduling policy or logits processor: its name in `dihedral plugins`, or pkg.mod:Class"
+EXAMPLE_HELP = "arguments that a logits processor takes, as a JSON object; may be given again; default: from its schema"
+SECTION_HELP = "a logits processor's part of plugins.logits_processor_config, as a JSON object"
+HOOKS = "plugins.scheduler.Scheduler, plugins.scheduler.SchedulingPolicy or plugins.logits.LogitsProcessor"
 JSON = Parameter(name="--json", group=Group("General"), help="print JSON", show_default=False)
 
 
@@ -81,16 +89,22 @@ def add_plugin_commands(app: App) -> None:
 
     @commands.command(name="check")
     def check_command(
-        name: Annotated[str, Parameter(help=CHECK_HELP)], /, *, use_json: Annotated[bool, JSON] = False
+        name: Annotated[str, Parameter(help=CHECK_HELP)],
+        /,
+        *,
+        example: Annotated[list[str] | None, Parameter(help=EXAMPLE_HELP, show_default=False, negative=())] = None,
+        section: Annotated[str, Parameter(help=SECTION_HELP)] = "{}",
+        use_json: Annotated[bool, JSON] = False,
     ) -> int:
-        """Check that a scheduler or policy keeps its promises. Exits with 1 if it does not."""
-        report = check_plugin(name)
+        """Check that a plug-in keeps the promises of its hook. Exits with 1 if it does not."""
+        examples = tuple(_object(each, "--example") for each in example or ())
+        report = check_plugin(name, examples, _object(section, "--section"))
         render(report, use_json, Console())
         return 0 if report.passed else 1
 
 
 def list_plugins() -> PluginList:
-    """List the entry points of all our groups, and the schedulers and policies that need none, sorted."""
+    """List the entry points of all our groups, and what is built in and needs none, sorted."""
     found = entry_points()
     ours = f"dihedral {version('dihedral')}"
     plugins = [
@@ -101,6 +115,7 @@ def list_plugins() -> PluginList:
     ]
     plugins += [Plugin(POLICY_GROUP, name, place, ours) for name, place in BUILTIN_POLICIES.items()]
     plugins += [Plugin(SCHEDULER_GROUP, "", place, ours) for place in BUILTIN_SCHEDULERS]
+    plugins += [Plugin(PROCESSOR_GROUP, name, place, ours) for name, place in BUILTIN_PROCESSORS.items()]
     return PluginList(tuple(sorted(plugins, key=lambda each: (each.group, each.name, each.place))))
 
 
@@ -110,20 +125,27 @@ def show_groups(found: PluginList, console: Console) -> None:
         console.print(table(group, tuple(plugins), console), highlight=False)
 
 
-def check_plugin(name: str) -> PluginReport:
-    """Run the suite of the hook that the class belongs to.
+def check_plugin(
+    name: str, examples: Sequence[Mapping[str, Any]] = (), section: Mapping[str, Any] | None = None
+) -> PluginReport:
+    """Run the suite of the hook that the class belongs to. `examples` and `section` are of logits processors.
 
-    Raises: InvalidConfig: there is no such class, or it belongs to no hook that has a suite.
+    Raises: InvalidConfig: there is no such class, or it belongs to no hook that has a suite, or cannot be run here.
     """
     policies = (*BUILTIN_POLICIES, *entry_point_names(POLICY_GROUP))
+    processors = (*BUILTIN_PROCESSORS, *entry_point_names(PROCESSOR_GROUP))
     if name in BUILTIN_POLICIES:
         return _check_policy(name)
+    if name in processors:
+        return _check_processor(name, load_processor(name).cls, examples, section)
     group = POLICY_GROUP if name in policies else SCHEDULER_GROUP
-    found = find_class(name, group, object, "plug-in", policies, HOOKS)
+    found = find_class(name, group, object, "plug-in", (*policies, *processors), HOOKS)
     if issubclass(found, Scheduler):
         return PluginReport(name, "scheduler", check_scheduler(_with_first_come(found)))
     if issubclass(found, SchedulingPolicy):
         return _check_policy(name)
+    if issubclass(found, LogitsProcessor):
+        return _check_processor(name, found, examples, section)
     raise InvalidConfig(f"plug-in {name!r}: {found!r} must be a subclass of {HOOKS}")
 
 
@@ -137,3 +159,35 @@ def _check_policy(name: str) -> PluginReport:
 def _with_first_come(cls: type[Scheduler]) -> Callable[[WorkerInfo], Scheduler]:
     build: Callable[[SchedulerConfig, WorkerInfo, SchedulingPolicy], Scheduler] = cls
     return lambda worker: build(SchedulerConfig(), worker, FirstComePolicy())
+
+
+def _check_processor(
+    name: str,
+    cls: type[LogitsProcessor],
+    examples: Sequence[Mapping[str, Any]],
+    section: Mapping[str, Any] | None,
+) -> PluginReport:
+    if not _has_torch():
+        raise InvalidConfig(
+            f"logits processor {name!r}: its checks run it, and torch is not installed here; "
+            "pip install 'dihedral[worker]', or check it where workers run"
+        )
+    return PluginReport(name, "logits processor", check_logits_processor(cls, examples, section))
+
+
+def _has_torch() -> bool:
+    try:
+        return find_spec("torch") is not None
+    except ImportError:  # this process refuses it
+        return False
+
+
+def _object(text: str, flag: str) -> Mapping[str, Any]:
+    """Read a JSON object. Raises: InvalidConfig: it is none."""
+    try:
+        value: object = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfig(f"{flag} {text!r} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidConfig(f'{flag} {text!r} must be a JSON object, such as {{"size": 3}}')
+    return value

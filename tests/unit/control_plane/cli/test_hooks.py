@@ -1,12 +1,15 @@
 """`dihedral plugins` and `dihedral plugins check`."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from control_plane.cli.commands import main
 from control_plane.scheduling.first_come import FirstComePolicy
 from plugins.types import Request
+from tests.architecture.sources import ROOT
 
 HERE = "tests.unit.control_plane.cli.test_hooks"
 
@@ -36,6 +39,11 @@ def test_what_is_built_in_is_listed_beside_what_is_plugged_in(capsys: pytest.Cap
         ("fair_share", "control_plane.scheduling.fair_share:FairSharePolicy"),
         ("fcfs", "control_plane.scheduling.first_come:FirstComePolicy"),
         ("priority", "control_plane.scheduling.priority:PriorityPolicy"),
+    ]
+    assert [each["name"] for each in plugins if each["group"] == "dihedral.logits_processors"] == [
+        "ngram_repetition",
+        "thinking_budget",
+        "watermark",
     ]
     assert [each["place"] for each in plugins if each["group"] == "dihedral.schedulers"] == [
         "control_plane.scheduling.run_ahead:RunAheadScheduler",
@@ -69,7 +77,7 @@ def test_a_scheduler_that_keeps_its_promises_passes(capsys: pytest.CaptureFixtur
     report = json.loads(capsys.readouterr().out)
     assert report["hook"] == "scheduler"
     assert [check["name"] for check in report["checks"] if not check["passed"]] == []
-    assert len(report["checks"]) == 14
+    assert len(report["checks"]) == 17
 
 
 def test_a_policy_that_breaks_one_fails_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,15 +93,84 @@ def test_a_policy_that_breaks_one_fails_with_the_reason(capsys: pytest.CaptureFi
 def test_a_policy_is_checked_at_work_in_a_scheduler_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "check", "control_plane.scheduling.first_come:FirstComePolicy", "--json"]) == 0
 
-    assert len(json.loads(capsys.readouterr().out)["checks"]) == 20
+    assert len(json.loads(capsys.readouterr().out)["checks"]) == 23
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ngram_repetition"],
+        ["plugins.builtin.thinking:ThinkingBudget"],
+        ["watermark", "--section", '{"key": "a key of these tests"}'],
+        ["tests.contract.broken_processors:Fee", "--example", '{"fee": 2}', "--example", '{"fee": 0.5}'],
+    ],
+    ids=["a name", "a place", "a section", "examples"],
+)
+def test_a_logits_processor_that_keeps_its_promises_passes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "check", *words, "--json"]) == 0
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["hook"] == "logits processor"
+    assert len(report["checks"]) == 19
+
+
+def test_a_logits_processor_that_breaks_one_fails_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tests.contract.broken_processors:AcceptsAll", "--example", '{"fee": 2}', "--json"]
+
+    assert main(["plugins", "check", *words]) == 1
+
+    assert [check for check in json.loads(capsys.readouterr().out)["checks"] if not check["passed"]] == [
+        {
+            "name": "a request without its arguments is declined",
+            "passed": False,
+            "why": "it accepts a request that gives none of its arguments",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--example", "{"], "--example '{' is no JSON: "),
+        (["--example", "[1]"], "--example '[1]' must be a JSON object, such as {\"size\": 3}"),
+        (["--section", "7"], "--section '7' must be a JSON object"),
+    ],
+)
+def test_arguments_of_a_check_must_be_objects(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "check", "watermark", *words]) == 2
+
+    assert complaint in capsys.readouterr().err
+
+
+def test_without_torch_a_logits_processor_is_not_checked_and_the_remedy_is_told() -> None:
+    command = [sys.executable, "-m", "tests.architecture.torch_free", "control_plane.cli.commands:main"]
+    check = subprocess.run(
+        [*command, "plugins", "check", "watermark"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert check.returncode == 2
+    assert "torch is not installed here; pip install 'dihedral[worker]'" in " ".join(check.stderr.split())
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nothing", "unknown plug-in 'nothing'; known: fair_share, fcfs, priority;"),
-        ("pathlib:Path", "must be a subclass of plugins.scheduler.Scheduler or plugins.scheduler.SchedulingPolicy"),
-        ("pathlib:os", "must be a subclass of plugins.scheduler.Scheduler or plugins.scheduler.SchedulingPolicy"),
+        (
+            "nothing",
+            "known: fair_share, fcfs, ngram_repetition, priority, thinking_budget, watermark;",
+        ),
+        (
+            "pathlib:Path",
+            "must be a subclass of plugins.scheduler.Scheduler, plugins.scheduler.SchedulingPolicy or plugins.logits.",
+        ),
+        (
+            "pathlib:os",
+            "must be a subclass of plugins.scheduler.Scheduler, plugins.scheduler.SchedulingPolicy or plugins.logits.",
+        ),
     ],
 )
 def test_what_has_no_suite_is_refused(name: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
