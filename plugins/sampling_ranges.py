@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+_ABOVE_0: Final = 2.0**-150  # samplers compute with 32 bits, where this and all below it is 0
 _MAX_TOLD_BITS: Final = 128  # Python refuses to write integers of more than 4,300 digits
 
 
@@ -51,11 +52,11 @@ RANGES: Final[Mapping[str, NumberRange]] = {
     "min_tokens": NumberRange(0, math.inf, "must be at least 0", is_whole=True),
     "temperature": NumberRange(0, 100, "must be in [0, 100], 0 is greedy"),  # beyond it all tokens are as likely
     "top_k": NumberRange(0, 2**32 - 1, "must be in [0, 2**32), 0 keeps all tokens", is_whole=True),
-    "top_p": NumberRange(0, 1, "must be in (0, 1], 1 keeps all tokens", is_low_open=True),
+    "top_p": NumberRange(_ABOVE_0, 1, "must be in (0, 1], 1 keeps all tokens", is_low_open=True),
     "min_p": NumberRange(0, 1, "must be in [0, 1], 0 keeps all tokens"),
     "presence_penalty": NumberRange(-2, 2, "must be in [-2, 2], 0 changes nothing"),
     "frequency_penalty": NumberRange(-2, 2, "must be in [-2, 2], 0 changes nothing"),
-    "repetition_penalty": NumberRange(0, 100, "must be in (0, 100], 1 changes nothing", is_low_open=True),
+    "repetition_penalty": NumberRange(_ABOVE_0, 100, "must be in (0, 100], 1 changes nothing", is_low_open=True),
     "seed": NumberRange(0, 2**64 - 1, "must be in [0, 2**64), or left out", is_whole=True, is_optional=True),
     "stream_interval": NumberRange(1, 1024, "must be in [1, 1024]", is_whole=True),
 }

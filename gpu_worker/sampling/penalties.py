@@ -13,6 +13,8 @@ from gpu_worker.sampling.scores import read_scores, write_scores
 from plugins.logits import LogitsContext, LogitsProcessor, ProcessorConfig, RequestStates
 from plugins.types import Row, SamplingParams
 
+MAX_SCORE = torch.finfo(torch.float32).max
+
 
 class Penalties(LogitsProcessor):
     """Makes tokens that were seen less likely, or likelier: repetition looks at prompt and output, the others at the
@@ -51,6 +53,7 @@ class Penalties(LogitsProcessor):
         repetition_A1, frequency_A1, presence_A1 = self._factors.lines(history.rows_A, 3).T.unsqueeze(2)
         scores_AL = read_scores(logits, rows_A, tokens_AL)
         scores_AL = torch.where(scores_AL > 0, scores_AL / repetition_A1, scores_AL * repetition_A1)
+        scores_AL = scores_AL.clamp_(max=MAX_SCORE)  # a tiny penalty takes a score beyond all numbers
         if self._counters.find(ctx) is not None:
             is_output_AL = (places_L >= history.starts_A1) & (places_L < history.ends_A1)
             counts_AL = self._count(tokens_AL, is_output_AL)

@@ -97,6 +97,11 @@ RANGES = {
 }
 
 
+@pytest.mark.parametrize("field", ["top_p", "repetition_penalty"])
+def test_a_number_that_is_0_for_the_sampler_is_not_above_0(field: str) -> None:
+    assert only(**{field: 5e-324})[:2] == (f"sampling.{field}", "OUT_OF_RANGE")
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(RANGES)), st.data())
 def test_no_float_outside_its_range_passes(field: str, data: st.DataObject) -> None:

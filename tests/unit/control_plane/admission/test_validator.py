@@ -227,7 +227,7 @@ def test_a_stop_token_outside_the_vocabulary_is_named_with_its_place() -> None:
 @given(
     st.floats(0, 100),
     st.integers(0, 2**32 - 1),
-    st.floats(0, 1, exclude_min=True),
+    st.floats(2.0**-149, 1),
     st.floats(0, 1),
     st.integers(0, 2**64 - 1),
 )

@@ -160,7 +160,7 @@ def _grammar_rows(served: Served) -> Iterator[Row]:
             bad("NUL", '{"type": "\x00"}', "INVALID_GRAMMAR"),
             *sized(lambda size: '{"type": "null"}' + " " * (size - 16)),
         ],
-        "regex": [bad("empty", "", "EMPTY"), fine("NUL", "\x00"), *sized(lambda size: "(a)" + " " * (size - 3))],
+        "regex": [bad("empty", "", "EMPTY"), fine("NUL", "\x00"), *sized(lambda size: "(?x)a" + " " * (size - 5))],
         "grammar": [
             bad("empty", "", "EMPTY"),
             bad("NUL", "start: \x00", "INVALID_GRAMMAR"),

@@ -1,0 +1,20 @@
+"""Penalties at the ends of their range leave scores that a token can be drawn from."""
+
+import pytest
+import torch
+
+from tests.unit.gpu_worker.sampling.tables import Tables, apply, take
+
+
+@pytest.mark.parametrize("penalty", [2.0**-149, 1e-38, 100.0])
+def test_no_repetition_penalty_makes_a_score_infinite(penalty: float) -> None:
+    """Case B002: what is admitted is served, also just above the lower end."""
+    tables = Tables(vocab_size=8)
+    tables.put(3, (1, 2), (4,))
+    stages = tables.stages()
+    take(stages, 3, repetition_penalty=penalty)
+
+    scores = apply(stages, torch.tensor([[0.0, 1e30, -1e30, 5.0, 5.0, -5.0, 0.5, 0.0]]), tables.context(3))
+
+    assert scores.isfinite().all()
+    assert scores[0, 3].item() == 5.0
