@@ -23,11 +23,7 @@ class Guard(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] in BLOCKED:
-            raise BlockedImport(
-                f"{fullname} is blocked in the control plane, which has no tensors: import it inside the methods that "
-                "need it",
-                name=fullname,
-            )
+            raise BlockedImport(f"{fullname} is blocked in the control plane, which has no tensors", name=fullname)
         return None
 
 

@@ -32,7 +32,8 @@ class ExtraArgs:
 
     def __init__(self, processors: Sequence[LoadedProcessor]) -> None:
         """Raises: InvalidConfig: a processor's parameter_schema is no JSON schema."""
-        self._checks = tuple(check for each in processors if (check := _Check(each)).finds_anything)
+        classes = {each.cls: each for each in processors}  # one that is loaded twice need not say everything twice
+        self._checks = tuple(check for each in classes.values() if (check := _Check(each)).finds_anything)
         known: set[str] = set()
         for each in processors:
             known.update(each.info.extra_arg_names or ())
