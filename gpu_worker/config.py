@@ -23,13 +23,14 @@ class WorkerConfig:
     num_blocks: int | None = None  # KV blocks; None: as kv_cache_gib holds, or fewer if all rows cannot fill so many
     kv_cache_dtype: str = "auto"  # auto: as dtype
     seed: int = 0  # of random weights, for load_format dummy
+    grammar_threads: int = 1  # in which grammars say what may come next, beside the computing threads
     check_processors: bool = False  # hold logits processors to the rows that they accepted; costs time
     host: str = "127.0.0.1"  # where the worker listens
     port: int = 50061  # 0: any free port
     lease_s: float = 5.0  # how long the owner keeps the worker after its stream ends
 
     def __post_init__(self) -> None:
-        for name in ("max_sequences", "max_step_tokens", "block_size"):
+        for name in ("max_sequences", "max_step_tokens", "block_size", "grammar_threads"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"worker.{name} must be at least 1, is {getattr(self, name)}")
         for name in ("threads", "max_model_len", "num_blocks"):

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import torch
 
@@ -22,12 +23,15 @@ from gpu_worker.kv import dtypes as _built_in_kv_cache_dtypes  # noqa: F401  the
 from gpu_worker.kv.cache import KVCache
 from gpu_worker.kv.capacity import Capacity, plan_capacity
 from gpu_worker.loading.open import find_model, open_found, read_weights, reading, version_of
+from gpu_worker.loading.vocabulary import served_vocab_size
 from gpu_worker.models.registry import Model, build_model
 from gpu_worker.ops import Ops
 from gpu_worker.plugin_list import worker_plugins
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.runner.row_table import RowTable
 from gpu_worker.sampling.builtin import builtin_processors
+from gpu_worker.sampling.grammar_reader import GrammarReader
+from gpu_worker.sampling.grammars import GrammarStage
 from gpu_worker.sampling.pipeline import SamplingPipeline
 from gpu_worker.sampling.processors import ProcessorChain, build_instances
 from gpu_worker.worker import Worker
@@ -36,7 +40,7 @@ from plugins.logits import ProcessorConfig
 from plugins.logits_loading import LoadedProcessor
 from plugins.metrics import WORKER_KV_BYTES, WORKER_LOAD, Metrics
 from plugins.model_loader import ModelConfig, ModelLoader
-from plugins.types import ModelInfo, SamplingLimits, WorkerInfo
+from plugins.types import ModelInfo, SamplingLimits, TokenizerBundle, WorkerInfo
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class BuiltRunner:
     capacity: Capacity
     kv_cache_dtype: str
     kv_bytes: int
+    has_grammars: bool
 
 
 def build_worker(
@@ -79,13 +84,14 @@ def build_worker(
     with reading():
         bundle = loader.tokenizer()  # before the weights, which take longer: what is wrong is told at once
     loaded = load_model(config, loader, torch.device("cpu"), progress)
-    built = build_runner(config, loaded, found.name, processors)
+    vocab_size = served_vocab_size(loaded.config.vocab_size, bundle)
+    built = build_runner(config, loaded, found.name, processors, vocab_size, bundle)
     info = WorkerInfo(
         model=ModelInfo(
             name=found.name,
             architecture=loaded.config.architecture,
             dtype=config.dtype,
-            vocab_size=loaded.config.vocab_size,
+            vocab_size=vocab_size,
             max_model_len=built.capacity.max_model_len,
             eos_token_ids=loaded.config.eos_token_ids,
             num_parameters=loaded.num_parameters,
@@ -103,6 +109,7 @@ def build_worker(
         weights_version=version_of(found),
         plugins=worker_plugins(),
         logits_processors=tuple(each.info.place for each in processors),
+        has_grammars=built.has_grammars,
     )
     metrics.set(WORKER_LOAD, info.load_s)
     metrics.set(WORKER_KV_BYTES, info.kv_bytes)
@@ -153,9 +160,16 @@ def load_model(config: WorkerConfig, loader: ModelLoader, device: torch.device, 
 
 
 def build_runner(
-    config: WorkerConfig, loaded: LoadedModel, name: str = "", processors: Sequence[LoadedProcessor] = ()
+    config: WorkerConfig,
+    loaded: LoadedModel,
+    name: str = "",
+    processors: Sequence[LoadedProcessor] = (),
+    vocab_size: int | None = None,
+    bundle: TokenizerBundle | None = None,
 ) -> BuiltRunner:
-    """Give a loaded model a cache and rows, and processors of its scores.
+    """Give a loaded model a cache and rows, and processors of its scores. No token from `vocab_size` on is sampled.
+
+    With a tokenizer, outputs can be held to grammars.
 
     Raises: InvalidConfig: a processor cannot be built.
     """
@@ -172,22 +186,35 @@ def build_runner(
     table = RowTable(
         max_sequences=config.max_sequences,
         max_model_len=capacity.max_model_len,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size or model.vocab_size,
         num_blocks=capacity.num_blocks,
         block_size=config.block_size,
         eos_token_ids=model.eos_token_ids,
         device=loaded.memory.device,
     )
+    grammars = _grammars(config, model, table, bundle)
     runner = ModelRunner(
         loaded.model,
         cache,
         table,
-        SamplingPipeline(_chain(config, model, name, capacity.max_model_len, table, processors), None),
+        SamplingPipeline(_chain(config, model, name, capacity.max_model_len, table, processors), grammars),
         AttentionShape.of(model, config.block_size),
         loaded.dtype,
         config.max_step_tokens,
     )
-    return BuiltRunner(runner, capacity, kv_name, cache.num_bytes)
+    return BuiltRunner(runner, capacity, kv_name, cache.num_bytes, grammars is not None)
+
+
+def _grammars(
+    config: WorkerConfig, model: ModelConfig, table: RowTable, bundle: TokenizerBundle | None
+) -> GrammarStage | None:
+    if bundle is None or not model.eos_token_ids or find_spec("llguidance") is None:
+        return None
+    return GrammarStage(
+        table,
+        lambda: GrammarReader(bundle.tokenizer_json, model.eos_token_ids),
+        config.grammar_threads,
+    )
 
 
 def _chain(

@@ -1,0 +1,200 @@
+"""Holds the outputs of rows to their grammars.
+
+Grammars are read in one thread and followed in others, so that the device thread and the rows without a grammar go
+on. What a grammar allows is the business of `grammar_reader.py`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.sampling.grammar_reader import GrammarFault, GrammarReader, GrammarState
+from plugins.types import Admission, Row, RowFailure, TokenId
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+# A mask takes 0.01 to 2 ms, and is made while the forward runs. One that takes longer is waited for so long; then its
+# row waits for the next step, and its neighbours do not.
+MAX_WAIT_S: Final = 0.01
+
+
+class KnownTokens(Protocol):
+    """What is read of the row table."""
+
+    num_tokens: Ints  # on the host, by row
+
+    @property
+    def all_token_ids(self) -> Tensor:
+        """[rows, max_model_len] int32, on the device."""
+
+
+class GrammarStage:
+    """The grammars of the rows that have one. The device thread alone calls it; it is the pipeline's `Grammars`.
+
+    Invariant: of each row at most one mask is being made, and it is that of the place after all its known tokens.
+    """
+
+    def __init__(
+        self,
+        table: KnownTokens,
+        make_reader: Callable[[], GrammarReader],
+        num_threads: int,
+        max_wait_s: float = MAX_WAIT_S,
+    ) -> None:
+        """`make_reader` is called in the reading thread, for the first grammar."""
+        self._table = table
+        self._make_reader = make_reader
+        self._reader: GrammarReader | None = None  # of the reading thread
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="grammar-reader")
+        self._following = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
+        self._max_wait_s = max_wait_s
+        self._rows: dict[Row, _Output] = {}
+
+    def admit(self, admission: Admission) -> None:
+        """Take a new occupant of a row, and begin to read its grammar elsewhere if it has one."""
+        grammar = admission.sampling.grammar
+        if grammar:
+            state = self._reading.submit(self._read, grammar)
+            output = admission.token_ids[admission.num_prompt_tokens :]
+            self._rows[admission.row] = _Output(state, output, len(admission.token_ids))
+        else:
+            self._rows.pop(admission.row, None)
+
+    def release(self, rows: Sequence[Row]) -> None:
+        """Forget some rows."""
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows.clear()
+
+    def begin(self, rows_R: Ints) -> None:
+        """Begin to find out what these rows allow, while the forward runs: all their tokens so far are known."""
+        for row in map(Row, rows_R.tolist() if self._rows else ()):
+            output = self._rows.get(row)
+            if output is not None:
+                num_tokens = int(self._table.num_tokens[row])
+                if output.mask is None or output.num_tokens < num_tokens:
+                    output.follow(self._table.all_token_ids[row, output.num_tokens : num_tokens], self._following)
+
+    def mask(self, logits_RV: Tensor, rows_R: Ints) -> tuple[Bools, list[RowFailure]]:
+        """Set to -inf, in place, what the grammars of the rows do not allow. `begin` was called for the same rows.
+
+        Returns which rows must wait, [R], because their grammar is not read yet, and those whose grammar failed.
+        """
+        is_waiting: Bools = np.zeros(len(rows_R), dtype=np.bool_)
+        failures: list[RowFailure] = []
+        masks: dict[int, bytes] = {}
+        deadline_s = time.monotonic() + self._max_wait_s
+        for index, row in enumerate(map(Row, rows_R.tolist() if self._rows else ())):
+            output = self._rows.get(row)
+            if output is None:
+                continue
+            try:
+                mask = output.wait(deadline_s)
+            except GrammarFault as fault:
+                failures.append(RowFailure(row, fault.reason, f"the grammar {fault}"))
+                continue
+            is_waiting[index] = mask is None
+            if mask is not None:
+                masks[index] = mask
+        if masks:
+            _apply(logits_RV, masks)
+        return is_waiting, failures
+
+    def _read(self, grammar: str) -> GrammarState:
+        if self._reader is None:
+            self._reader = self._make_reader()
+        return self._reader.read(grammar)
+
+
+class _Output:
+    """The output of one row: what its grammar has been told, and what it answers."""
+
+    def __init__(self, state: "Future[GrammarState]", token_ids: Sequence[TokenId], num_tokens: int) -> None:
+        self._state = state
+        self._arrivals = [_Arrival.known(token_ids)]  # of the output's tokens, those that the next mask counts in
+        self.num_tokens = num_tokens  # of prompt and output, as far as the grammar knows or is being told
+        self.mask: Future[bytes] | None = None  # of what may come at `num_tokens`
+
+    def follow(self, token_ids: Tensor, threads: ThreadPoolExecutor) -> None:
+        """Tell the grammar of further tokens, as soon as it is read and they are there, and ask for a mask."""
+        arrivals = [*(self._arrivals if self.mask is None else ()), _Arrival(token_ids)]
+        mask: Future[bytes] = Future()
+        self.num_tokens += len(token_ids)
+        self._arrivals, self.mask = arrivals, mask
+        self._state.add_done_callback(lambda state: _start(threads, state, arrivals, mask))
+
+    def wait(self, deadline_s: float) -> bytes | None:
+        """Return the mask; None if it is not there in time. Raises: GrammarFault, and again each time."""
+        if self.mask is None:
+            return None
+        for arrival in self._arrivals:
+            arrival.wait()  # it is the device that is waited for, which works on something useful
+        try:
+            return self.mask.result(max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            return None
+
+
+def _start(
+    threads: ThreadPoolExecutor, state: "Future[GrammarState]", arrivals: "Sequence[_Arrival]", mask: "Future[bytes]"
+) -> None:
+    """A grammar has been read, or it is known why it cannot be."""
+
+    def follow() -> None:
+        try:
+            token_ids = [token_id for arrival in arrivals for token_id in arrival.token_ids()]
+            mask.set_result(state.result().advance(token_ids))
+        except BaseException as error:
+            mask.set_exception(error)  # the device thread raises it, or fails the row
+
+    threads.submit(follow)
+
+
+class _Arrival:
+    """Tokens on their way from the device."""
+
+    def __init__(self, token_ids: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if token_ids.device.type == "cuda":
+            self._token_ids = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
+            self._token_ids.copy_(token_ids, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
+            self._event.record()
+        else:
+            self._token_ids = token_ids.clone()
+
+    @classmethod
+    def known(cls, token_ids: Sequence[TokenId]) -> "_Arrival":
+        """Tokens that are here."""
+        return cls(torch.tensor(token_ids, dtype=torch.int32))
+
+    def wait(self) -> None:
+        """Wait for the device. Any thread may."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def token_ids(self) -> list[TokenId]:
+        """Return them, when they are there."""
+        self.wait()
+        return [TokenId(token_id) for token_id in self._token_ids.tolist()]
+
+
+def _apply(logits_RV: Tensor, masks: dict[int, bytes]) -> None:
+    """Set to -inf what the masks, by index of their row, do not have. What lies past a mask's end it does not have."""
+    num_rows, vocab_size = len(masks), logits_RV.shape[1]
+    packed = np.frombuffer(b"".join(masks.values()), dtype=np.uint8).reshape(num_rows, -1)
+    is_allowed = np.unpackbits(packed, axis=1, count=min(vocab_size, packed.shape[1] * 8), bitorder="little")
+    is_forbidden_GV = np.ones((num_rows, vocab_size), dtype=np.bool_)
+    is_forbidden_GV[:, : is_allowed.shape[1]] = is_allowed == 0
+    for index, is_forbidden_V in zip(masks, torch.from_numpy(is_forbidden_GV).to(logits_RV.device), strict=True):
+        logits_RV[index].masked_fill_(is_forbidden_V, -torch.inf)
