@@ -99,7 +99,9 @@ RANGES = {
 
 @pytest.mark.parametrize("field", ["top_p", "repetition_penalty"])
 def test_a_number_that_is_0_for_the_sampler_is_not_above_0(field: str) -> None:
-    assert only(**{field: 5e-324})[:2] == (f"sampling.{field}", "OUT_OF_RANGE")
+    value: Any = 5e-324
+
+    assert only(**{field: value})[:2] == (f"sampling.{field}", "OUT_OF_RANGE")
 
 
 @settings(max_examples=300, deadline=None)

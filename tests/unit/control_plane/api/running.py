@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -229,8 +230,12 @@ async def running(
     config: ServerConfig | None = None,
     admission: AdmissionConfig | None = None,
     clock: Sequence[float] = (),
+    **hooks: Any,
 ) -> AsyncIterator[Running]:
-    """Serve some models, else the small one. `clock` is what the clock says, call by call; then it stands still."""
+    """Serve some models, else the small one. `clock` is what the clock says, call by call; then it stands still.
+
+    `hooks` are those of the validator: `extra_args` and `grammars`.
+    """
     models = models or (served_model(),)
     admission = admission or AdmissionConfig()
     ticks = list(clock)
@@ -249,7 +254,7 @@ async def running(
         is_open = any(facts.intake is Intake.OPEN for facts in engine.workers.values())
         return [model.worker.model.name for model in served.all()] if is_open else []
 
-    validator = Validator(served, admission, draw_seed=lambda: 7, draw_request_id=lambda: "drawn")
+    validator = Validator(served, admission, draw_seed=lambda: 7, draw_request_id=lambda: "drawn", **hooks)
     server = ApiServer(
         config or ServerConfig(port=0),
         InferenceServicer(served, validator, engine, admission, metrics, now),

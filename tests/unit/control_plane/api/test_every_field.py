@@ -1,16 +1,21 @@
 """Every field of a request with every kind of value: served, or refused by its path; never an error of ours."""
 
 from collections import defaultdict
+from typing import Any
 
 import grpc
 import pytest
 
+from control_plane.admission.extra_args import ExtraArgs
+from plugins.builtin.ngram import NgramRepetitionBreaker
 from plugins.errors import InvalidRequest
+from plugins.logits_loading import load_processors
 from plugins.types import FinishReason, TokenId
 from protos.status import from_rpc_error
-from tests.unit.control_plane.api.every_field import KINDS, Row, Served, kind_of, paths, rows
+from tests.unit.control_plane.api.every_field import BASE, KINDS, Row, Served, kind_of, paths, rows
 from tests.unit.control_plane.api.running import Running, running
 
+NAN = float("nan")
 ROWS = rows(Served("small", vocab_size=270, max_model_len=128, has_grammars=False))
 
 
@@ -61,3 +66,32 @@ def test_every_field_has_its_rows() -> None:
     assert {path: kinds for path, kinds in missing.items() if kinds} == {}
     assert set(tried) == set(paths())
     assert "sampling.top_p" in tried and "sampling.structured_output.choice.texts" in tried
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "expected"),
+    [
+        ({"no_repeat_ngram_size": 3}, None),
+        ({"no_repeat_ngram_size": 0}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": -1}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": 2.5}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": 1e300}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": NAN}, ("no_repeat_ngram_size", "OUT_OF_RANGE")),
+        ({"no_repeat_ngram_size": "3"}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": True}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": None}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": [3]}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_size": {"a": 3}}, ("no_repeat_ngram_size", "SCHEMA_VIOLATION")),
+        ({"no_repeat_ngram_sizes": 3}, ("no_repeat_ngram_sizes", "UNKNOWN_ARGUMENT")),
+    ],
+)
+async def test_an_argument_of_a_processor_is_refused_by_its_path(
+    extra_args: dict[str, Any], expected: tuple[str, str] | None
+) -> None:
+    row = Row("sampling.extra_args", "wrong type", BASE | {"sampling.extra_args": extra_args})
+    processors = ExtraArgs(load_processors((NgramRepetitionBreaker,)))
+
+    async with running(extra_args=processors) as run:
+        found = await refusal(run, row)
+
+    assert found == (None if expected is None else ((f"sampling.extra_args.{expected[0]}", expected[1]),))
