@@ -40,6 +40,7 @@ class StagedRows:
         import torch
 
         self._device = states.device
+        self._picks_rows = states.device.type == "cpu"  # elsewhere it would wait for the device, so all are computed
         self._idle = {name: torch.tensor(idle) for name, idle in columns.items()}
         self._host = {name: idle.repeat(states.max_num_reqs, *[1] * idle.dim()) for name, idle in self._idle.items()}
         self._is_accepted = torch.zeros(states.max_num_reqs, dtype=torch.bool)
@@ -89,10 +90,9 @@ class StagedRows:
         if not self._is_accepted.numpy()[ctx.idx_mapping_np].any():
             return None
         is_accepted_R = self._is_accepted_there[ctx.expanded_idx_mapping]
-        if is_accepted_R.device.type == "cpu":
+        if self._picks_rows:
             rows = is_accepted_R.nonzero().flatten()
             return Chosen(rows, ctx.expanded_idx_mapping[rows], None)
-        # To pick rows would wait for the device, so all are computed.
         rows = torch.arange(len(is_accepted_R), device=is_accepted_R.device)
         return Chosen(rows, ctx.expanded_idx_mapping, is_accepted_R)
 
