@@ -15,7 +15,6 @@ from control_plane.admission.constraint import constraint_violations
 from control_plane.admission.json_values import json_violations
 from control_plane.admission.texts import text_list_violations
 from control_plane.admission.tokens import logit_bias_violations, token_list_violations
-from control_plane.admission.tokens import token_id_violations as token_id_violations  # also the API's
 from control_plane.engine.served import ServedModel
 from plugins.errors import FieldViolation, InvalidRequest
 from plugins.sampling_ranges import RANGES, NumberRange, told

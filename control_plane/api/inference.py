@@ -12,8 +12,8 @@ import grpc
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.long_work import LongWork
-from control_plane.admission.sampling import token_id_violations
 from control_plane.admission.submission import Admitted, Submission
+from control_plane.admission.tokens import token_id_violations
 from control_plane.admission.validator import Validator
 from control_plane.api.answer import Answer
 from control_plane.api.meter import RequestMeter

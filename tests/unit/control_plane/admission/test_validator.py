@@ -174,6 +174,7 @@ def test_a_text_may_contain_nul() -> None:
 def test_a_token_outside_the_vocabulary_is_named_with_its_place(
     token_ids: list[int], index: int, token_id: int
 ) -> None:
+    """Case B012: negative or absurd tokens of a prompt."""
     assert only(Submission(token_ids=token_ids)) == (
         "tokens.ids",
         "TOKEN_OUT_OF_VOCABULARY",
