@@ -32,7 +32,7 @@ class Chosen(NamedTuple):
 class StagedRows:
     """One line of numbers for each row of a worker. Owned by one processor; its device thread alone calls it.
 
-    Invariant: after `flush` the device has what the host has.
+    Invariants: after `flush` the device has what the host has; a row that was not accepted is idle.
     """
 
     def __init__(self, states: RequestStates, columns: Mapping[str, Number | Sequence[Number]]) -> None:
@@ -51,20 +51,24 @@ class StagedRows:
         """Take a row, with a value for each column that is not idle; a short list is filled up with what is idle."""
         import torch
 
-        for name, host in self._host.items():
-            host[row] = self._idle[name]
+        self._empty(row)
         for name, value in values.items():
             if isinstance(value, Sequence):
                 self._host[name][row, : len(value)] = torch.tensor(value)
             else:
                 self._host[name][row] = value
         self._is_accepted[row] = True
-        self._is_stale = True
 
     def decline(self, row: Row) -> None:
         """Forget whoever had the row."""
-        self._is_stale |= bool(self._is_accepted[row])
+        if self._is_accepted[row]:
+            self._empty(row)
+
+    def _empty(self, row: Row) -> None:
+        for name, host in self._host.items():
+            host[row] = self._idle[name]
         self._is_accepted[row] = False
+        self._is_stale = True
 
     def flush(self) -> None:
         """Bring what has changed to the device."""

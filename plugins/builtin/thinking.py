@@ -78,7 +78,7 @@ class ThinkingBudget(LogitsProcessor):
             "budget": 0,
             "is_open": 0,
             "num_start": 0,
-            "num_end": 0,
+            "num_end": 1,
             "start": no_mark,
             "end": no_mark,
         }

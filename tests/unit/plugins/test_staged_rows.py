@@ -30,6 +30,16 @@ def test_a_row_has_what_was_asked_last_and_what_is_idle_elsewhere() -> None:
     assert rows.column("marks", chosen).tolist() == [[4, -1, -1], [-1, -1, -1]]
 
 
+def test_a_declined_row_is_idle() -> None:
+    rows = StagedRows(Tables(), {"size": 2})
+    rows.accept(Row(3), size=7)
+
+    rows.decline(Row(3))
+    rows.flush()
+
+    assert rows.column("size", Chosen(ALL, ALL, None)).tolist() == [2] * 8
+
+
 def test_the_device_has_nothing_new_before_a_flush() -> None:
     rows = StagedRows(Tables(), {"size": 2})
 
