@@ -20,6 +20,7 @@ from plugins.errors import (
     WorkerAbsent,
     WorkerLeaving,
     WorkerLost,
+    WorkerMismatch,
     WorkerOwned,
     WorkerTaken,
 )
@@ -116,6 +117,25 @@ async def test_a_worker_that_goes_away_is_lost_for_the_reason_it_went_and_the_ne
         assert world.changes == [True, False, True]
         assert world.models.get("m").generation == "m-bb"
         assert first.is_closed
+
+
+@on_virtual_time
+async def test_a_worker_with_other_logits_processors_is_refused_until_one_has_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = Handle(replace(described(), logits_processors=("pkg:A", "pkg:B")))
+    async with World([other, Handle(described())]) as world:
+        with pytest.raises(
+            NotServing, match="the worker has the logits processors pkg:A, pkg:B, this control plane <none"
+        ):
+            world.models.get("m")
+        (refused,) = [record for record in caplog.records if record.message == "worker_unreachable"]
+        assert refused.levelno == logging.WARNING
+
+        await asyncio.sleep(1.0)
+
+        assert world.models.get("m").worker.logits_processors == ()
+        assert [type(error) for _, error in world.driver.losses] == [WorkerMismatch]
 
 
 @on_virtual_time
