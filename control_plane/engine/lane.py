@@ -166,11 +166,9 @@ class Lane:
             expected = self.in_flight[0].seq if self.in_flight else "none"
             raise PlanOutOfOrder(f"result {result.seq} came, expected {expected}")
         plan, *later = self.in_flight
-        missing = check_result(plan, later, result, self._vocab_size)
+        check_result(plan, later, result, self._vocab_size)
         if self._num_told:
             check_told(plan, result)
-        if missing and self._rows is not None:
-            self._rows.take_back(missing)
         self._load = None
         self._pacer.note_result(plan.num_decodes, plan.num_prompts, result)
         self.in_flight.popleft()

@@ -20,7 +20,7 @@ class Ledger:
     """Requests that were taken and have not ended, and what was not told of them yet. Owned by the engine core.
 
     Invariant: every request that `enter` took gets exactly one delivery with `finish`, and none after it. Its name is
-    taken until then, and that of the first output of a request until the last one has ended.
+    taken until then, and that of the first output of a request until it was told of the last one.
     """
 
     def __init__(self, limits: AdmissionConfig) -> None:
@@ -152,3 +152,4 @@ class Ledger:
                 group.remove(live)
                 if not group:
                     del self._groups[first]
+                    self._ending.add(first)

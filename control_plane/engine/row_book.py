@@ -5,18 +5,18 @@ Checks plans before they go out and results when they come in; whose fault a wro
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from control_plane.engine.live import Live
 from plugins.errors import InvariantBroken, PlanOutOfOrder
 from plugins.types import Admission, BlockId, Chunk, RequestId, Row, StepPlan, StepResult, WorkerInfo
 
-NOBODY: Final[Mapping[Row, int]] = {}
-
 
 @dataclass(slots=True)
 class _Held:
-    """One row and what its worker knows of the sequence in it."""
+    """One row and what its worker knows of the sequence in it.
+
+    A token that a row waits for counts as known and as computed all the same: only how far the two are apart matters.
+    """
 
     live: Live
     num_known: int  # tokens, the sampled ones included
@@ -64,13 +64,6 @@ class RowBook:
         for admission in plan.admitted:
             self._admit(plan.seq, admission, live)
         return self._compute(plan)
-
-    def take_back(self, missing: Mapping[Row, int]) -> None:
-        """These rows waited: so many tokens less are known of each, and as many are to be computed again."""
-        for row, num_tokens in missing.items():
-            held = self._rows[row]
-            held.num_known -= num_tokens
-            held.num_computed -= num_tokens
 
     def _admit(self, seq: int, admission: Admission, live: Mapping[RequestId, Live]) -> None:
         row, request_id = admission.row, admission.request_id
@@ -130,12 +123,8 @@ class RowBook:
             raise InvariantBroken(f"plan {seq} names blocks outside [0, {self._worker.num_blocks})")
 
 
-def check_result(
-    plan: PlanInFlight, later: Iterable[PlanInFlight], result: StepResult, vocab_size: int
-) -> Mapping[Row, int]:
+def check_result(plan: PlanInFlight, later: Iterable[PlanInFlight], result: StepResult, vocab_size: int) -> None:
     """Compare a result with its plan, and with the plans that went out after it.
-
-    Returns the rows that waited, with the number of tokens that were expected of each and did not come.
 
     Raises: PlanOutOfOrder: it says what no result of this plan could, or does not say what it must.
     """
@@ -151,21 +140,19 @@ def check_result(
         raise PlanOutOfOrder(f"result {result.seq} has a token outside [0, {vocab_size})")
     is_steady = plan.sampling is None and plan.decode_steps == 1
     is_steady = is_steady and len(result.token_ids) == len(plan.owners) == len(result.rows)
-    if is_steady and min(result.counts, default=1) >= 1:
-        return NOBODY
-    return _check_samples(plan, result, failed.union(*(each.released for each in later)))
+    if not is_steady or min(result.counts, default=1) < 1:
+        _check_samples(plan, result, failed.union(*(each.released for each in later)))
 
 
-def _check_samples(plan: PlanInFlight, result: StepResult, excused: set[Row]) -> dict[Row, int]:
+def _check_samples(plan: PlanInFlight, result: StepResult, excused: set[Row]) -> None:
     """Each row of a request that goes on has its tokens if its chunk samples, and none if it does not.
 
-    A row that waited is named all the same. Returns the tokens that are missing of each.
+    A row that waits is named, and has none or fewer.
     Excused from having them are rows that failed, and those that a later plan released: a worker that has launched
     that plan already has forgotten them, and what it sampled is sampled again.
     """
     counts = dict(zip(result.rows, result.counts, strict=True))
     ended = {row for row, finish in zip(result.rows, result.finishes, strict=True) if finish is not None}
-    missing: dict[Row, int] = {}
     for row, owner in plan.owners.items():
         if owner.lane is None:
             continue
@@ -174,9 +161,7 @@ def _check_samples(plan: PlanInFlight, result: StepResult, excused: set[Row]) ->
         is_whole = count == plan.decode_steps or (count and row in ended)
         if samples and not is_whole and row not in excused:
             if row in counts and row not in ended:
-                missing[row] = plan.decode_steps - count
-                continue
+                continue  # it waits
             raise PlanOutOfOrder(f"result {result.seq} has no token for row {row}, whose chunk samples one")
         if not samples and (count or row in ended):
             raise PlanOutOfOrder(f"result {result.seq} has a token for row {row}, whose chunk samples none")
-    return missing

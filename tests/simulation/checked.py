@@ -89,6 +89,9 @@ class CheckedCore(EngineCore):
             event = "deadline" if reason is FinishReason.DEADLINE else "abort"
             self._world.faults.note_pair(self.state_of(request_id), event)
         super().cancel(request_id, reason)
+        named = [each for each, client in self._world.live.items() if request_id in (each, client.group)]
+        left = [each for each in named if each in self._ledger.live]
+        assert not left, f"{left} go on, and {request_id} was cancelled"
 
     def expire_homeless(self, now_s: float) -> None:
         before = dict(self._ledger.live)

@@ -5,6 +5,7 @@ What a client wants is drawn ahead, in `Story`; the world tells it when its requ
 
 import asyncio
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from control_plane.engine.driver import EngineDriver
 from control_plane.engine.served import ServedModel
 from control_plane.engine.streams import OutputStream
 from plugins.errors import (
+    DetokenizerFailed,
     DuplicateRequest,
     InvalidRequest,
     NotServing,
@@ -25,8 +27,8 @@ from plugins.errors import (
     StepFailed,
     TenantQuotaExceeded,
 )
-from plugins.types import FinishReason, RequestId, SamplingParams, TokenId
-from tests.fakes import EOS, expected_output
+from plugins.types import FinishReason, Request, RequestId, SamplingParams, TokenId, TokenLogprobs
+from tests.fakes import EOS, expected_output, told_of_output, told_of_prompt
 from tests.simulation.faults import FaultPlan, Point
 from tests.simulation.virtual_loop import VirtualLoop
 
@@ -87,8 +89,36 @@ class Story:
     anytime_s: float = 0.0  # for a cancel at any time
     read_pause_s: float = 0.0  # between two reads
     stops_after: int | None = None  # reads, before it stops to read for too long
+    tells: bool = False  # asks for log-probabilities of prompt and output
+    stops_at: int | None = None  # output length at which its text ends it
+    breaks_at: int | None = None  # output length at which its tokens have no text
+    others: tuple["Story", ...] = ()  # further outputs of the request
     is_deadly: bool = False  # kills every worker that computes it
     is_invalid: bool = False  # nobody could ever serve it
+
+
+def is_other(story: Story) -> bool:
+    """Is it a further output of a request, that came with the first one?"""
+    return "·" in story.name
+
+
+class Watcher:
+    """A StopWatcher that ends an output where its story says so, and keeps what it was given."""
+
+    def __init__(self, story: Story) -> None:
+        self.token_ids: list[TokenId] = []
+        self.has_broken = False
+        self._story = story
+
+    def push(self, token_ids: Sequence[TokenId], is_stopped: bool = False) -> int | None:
+        num_before = len(self.token_ids)
+        self.token_ids += token_ids
+        assert is_stopped == (EOS in token_ids), f"{self._story.name} is told of a stop: {is_stopped}"
+        stops_at, breaks_at = self._story.stops_at, self._story.breaks_at
+        if breaks_at is not None and len(self.token_ids) >= breaks_at:
+            self.has_broken = True
+            raise ValueError("these tokens have no text")
+        return stops_at - num_before if stops_at is not None and stops_at <= len(self.token_ids) else None
 
 
 class Surroundings(Protocol):
@@ -138,13 +168,21 @@ class Client:
         self._has_triggered = False
         self._num_reads = 0
         self._text: list[str] = []
+        self._logprobs: list[TokenLogprobs | None] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._others = [Client(other, world) for other in story.others]
+        self._watcher = Watcher(story) if story.stops_at or story.breaks_at else None
+        self.group = RequestId(story.leader) if is_other(story) and story.leader else self.request_id
 
     async def run(self) -> None:
         """Submit, read to the end, check. Raises: AssertionError: a promise was broken."""
         await asyncio.sleep(self.story.arrives_at - self._world.loop.time())
-        stream = await self._submit()
-        if stream is None:
-            return
+        streams = await self._submit()
+        await asyncio.gather(
+            *(client._read(stream) for client, stream in zip((self, *self._others), streams, strict=False))
+        )
+
+    async def _read(self, stream: OutputStream) -> None:
         num_cached = 0
         detokenizer = self.served.text.detokenizer()
         try:
@@ -154,6 +192,8 @@ class Client:
                 self._num_reads += 1
                 self.token_ids += output.token_ids
                 self._text.append(detokenizer.push(output.token_ids))
+                self._logprobs += output.logprobs
+                self._prompt_logprobs += output.prompt_logprobs
                 self.finish, self.error = output.finish, output.error
                 num_cached = output.num_cached_tokens
         finally:
@@ -184,8 +224,8 @@ class Client:
 
     # -- submission ---------------------------------------------------------------------------------------------
 
-    async def _submit(self) -> OutputStream | None:
-        """Return the stream of the request; None if it was refused for good."""
+    async def _submit(self) -> list[OutputStream]:
+        """Return the stream of each output; none if the request was refused for good."""
         for _ in range(RETRIES):
             try:
                 return self._try_to_submit()
@@ -193,21 +233,28 @@ class Client:
                 self.refusal = error
                 assert self.story.is_invalid, f"{self.story} was refused: {error}"
                 self._world.faults.note(Point.INVALID, len(self._world.live))
-                return None
+                return []
             except DuplicateRequest as error:
                 self.refusal = error
-                assert self.request_id in self._world.live, f"{self.request_id} has ended, and its name is taken"
+                assert self._is_taken(), f"{self.request_id} has ended, and its name is taken"
                 self._world.faults.note(Point.DUPLICATE_ID, len(self._world.live))
-                return None
+                return []
             except (NotServing, QueueFull, TenantQuotaExceeded) as error:
                 self.refusal = error
                 self._note_refusal(error)
             await asyncio.sleep(RETRY_S)
-        return None
+        return []
 
-    def _try_to_submit(self) -> OutputStream:
+    def _is_taken(self) -> bool:
+        """Is a name of this request in use, or does one that came with the first of that name still live?"""
+        live = self._world.live
+        names = [client.request_id for client in (self, *self._others)]
+        return any(name in live or any(each.group == name for each in live.values()) for name in names)
+
+    def _try_to_submit(self) -> list[OutputStream]:
         world, story = self._world, self.story
-        if story.trigger is Point.CANCEL_EARLY and self.request_id not in world.live:
+        was_taken = self._is_taken()
+        if story.trigger is Point.CANCEL_EARLY and not was_taken:
             world.driver.cancel(self.request_id)  # of a name that nobody knows: ignored
         sampling = SamplingParams(max_tokens=story.max_tokens, seed=0, temperature=0.0, ignore_eos=not story.ends_after)
         admitted = world.validator.validate(
@@ -221,10 +268,30 @@ class Client:
             )
         )
         (request,), model = admitted.requests, admitted.model
-        request = replace(request, sibling_of=RequestId(story.leader) if story.leader else None)
-        was_live = self.request_id in world.live
-        (stream,) = world.driver.submit([request], model.generation, story.deadline_s, admitted.max_queue_s)
-        assert not was_live, f"{self.request_id} is used twice at once"
+        clients = (self, *self._others)
+        streams = world.driver.submit(
+            [client._output_of(request) for client in clients],
+            model.generation,
+            story.deadline_s,
+            admitted.max_queue_s,
+            [client._watcher for client in clients],
+        )
+        assert not was_taken, f"{self.request_id} is used twice at once"
+        for client in clients:
+            client._note_taken(model)
+        return streams
+
+    def _output_of(self, request: Request) -> Request:
+        """The request of one output. Only the first one asks about the prompt."""
+        story = self.story
+        sampling = request.sampling
+        if story.tells:
+            sampling = replace(sampling, logprobs=0, prompt_logprobs=None if is_other(story) else 0)
+        leader = RequestId(story.leader) if story.leader else None
+        return replace(request, request_id=self.request_id, sampling=sampling, sibling_of=leader)
+
+    def _note_taken(self, model: ServedModel) -> None:
+        world, story = self._world, self.story
         self.model, self.refusal = model, None
         self.taken_at, self._stalled_s = world.loop.time(), world.loop.stalled_s
         world.on_request(self)
@@ -232,7 +299,6 @@ class Client:
             world.loop.call_later(story.anytime_s, self._cancel, story.trigger)
         self.reach(Moment.EARLY)
         self.reach(Moment.QUEUED)
-        return stream
 
     def _note_refusal(self, error: ServingError) -> None:
         world = self._world
@@ -243,12 +309,14 @@ class Client:
             world.count("refused: not serving")
         elif isinstance(error, TenantQuotaExceeded):
             num = sum(client.story.tenant == self.story.tenant for client in world.live.values())
+            num += len(self._others)
             assert num >= (world.admission.max_tenant_requests or num + 1), f"{num} of this tenant are at hand: {error}"
             world.faults.note(Point.TENANT_QUOTA, num_live)
-        elif "tokens" in str(error):
+        elif "prompt token" in str(error):
             world.faults.note(Point.QUEUE_FULL_TOKENS, num_live)
         else:
-            assert num_live >= world.admission.max_waiting, f"{num_live} requests are at hand: {error}"
+            num_waiting = num_live + len(self._others)
+            assert num_waiting >= world.admission.max_waiting, f"{num_live} requests are at hand: {error}"
             world.faults.note(Point.QUEUE_FULL, num_live)
 
     # -- what happens to it -------------------------------------------------------------------------------------
@@ -268,7 +336,8 @@ class Client:
 
     def _cancel(self, point: Point) -> None:
         if self._world.live.get(self.request_id) in (self, None):
-            self.is_cancelled = True
+            for client in (self, *self._others):
+                client.is_cancelled = True
             self._world.faults.note(point, len(self._world.live))
             self._world.driver.cancel(self.request_id)
 
@@ -286,15 +355,35 @@ class Client:
         tokens, story = tuple(self.token_ids), self.story
         expected = expected_output(story.prompt, len(tokens), self.served.worker.weights_version)
         if self.finish is FinishReason.STOP:
-            assert tokens[-1] == EOS and len(tokens) == story.ends_after, f"{self.request_id} stopped at {tokens}"
+            ends_at = story.ends_after if tokens[-1] == EOS else story.stops_at
+            assert len(tokens) == ends_at, f"{self.request_id} stopped at {tokens}"
+        if tokens[-1:] == (EOS,):
             tokens, expected = tokens[:-1], expected[:-1]
         assert tokens == expected, f"{self.request_id}: {tokens} is not {expected}"
-        assert len(self.token_ids) <= story.max_tokens
+        assert len(self.token_ids) <= (story.stops_at or story.max_tokens)
+        self._check_watcher()
+        self._check_logprobs()
         if self.finish is FinishReason.LENGTH:
             assert len(tokens) == story.max_tokens
         assert "".join(self._text) == self.served.text.decode(self.token_ids), f"{self.request_id}: {self._text}"
         assert self.ended_at is not None, f"{self.request_id} read an end that was not delivered"
         self._check_reason()
+
+    def _check_watcher(self) -> None:
+        """Each token was read once, whatever happened to the request on its way."""
+        if self._watcher is not None:
+            num_untold = len(self._watcher.token_ids) - len(self.token_ids)
+            assert num_untold == self._watcher.has_broken, f"{self.request_id}: {num_untold} tokens were read in vain"
+            assert self._watcher.token_ids[: len(self.token_ids)] == self.token_ids, f"{self.request_id} was misread"
+
+    def _check_logprobs(self) -> None:
+        story, version = self.story, self.served.worker.weights_version
+        outputs = told_of_output(story.prompt, self.token_ids, version) if story.tells else ()
+        assert tuple(self._logprobs) == outputs, f"{self.request_id} is told of {len(self._logprobs)} tokens"
+        prompt = told_of_prompt(story.prompt, version) if story.tells and not is_other(story) else ()
+        num_told = len(self._prompt_logprobs)
+        assert tuple(self._prompt_logprobs) == prompt[:num_told], f"{self.request_id} is misinformed about its prompt"
+        assert num_told == len(prompt) or not self.token_ids, f"{num_told} of {len(prompt)} places of {self.request_id}"
 
     def _check_reason(self) -> None:
         story, world, error, after_s = self.story, self._world, self.error, (self.ended_at or 0.0) - self.taken_at
@@ -327,6 +416,9 @@ class Client:
             case ReaderTooSlow.__name__:
                 has_stalled = self._world.loop.stalled_s > self._stalled_s  # nobody could read meanwhile
                 assert self.story.stops_after is not None or has_stalled, f"{request_id} was read"
+            case DetokenizerFailed.__name__:
+                assert len(self.token_ids) == (self.story.breaks_at or 0) - 1, f"{request_id} has {self.token_ids}"
+                faults.note(Point.TEXT_BREAKS, len(self._world.live) + 1)
             case StepFailed.__name__ | "PluginFailed":
                 assert self.may_fail, f"{request_id} failed without a reason: {error}"
             case "QueryOfDeath":

@@ -118,7 +118,8 @@ def draw_stories(seed: int, faults: FaultPlan, settings: Settings) -> list[Story
             story = replace(
                 story, prompt=before.prompt, salt=before.salt, tenant=before.tenant, leader=before.leader or before.name
             )
-        stories.append(_with_faults(draw, faults, story, stories, settings))
+        story = _with_faults(draw, faults, _with_wishes(draw, story), stories, settings)
+        stories.append(replace(story, others=_others(draw, faults, story)))
     return stories
 
 
@@ -131,6 +132,31 @@ def _draw_prompt(draw: random.Random, prefixes: list[list[int]], block_size: int
         shared = draw.choice((length, draw.randint(0, length)))
         return [*draw.choice(prefixes)[:shared], *(draw.randint(3, 900) for _ in range(length - shared))]
     return [draw.randint(3, 900) for _ in range(length)]
+
+
+def _with_wishes(draw: random.Random, story: Story) -> Story:
+    """Let some ask for log-probabilities, and some have a text that ends them."""
+    return replace(
+        story,
+        tells=draw.random() < 0.15,
+        stops_at=draw.randint(1, story.max_tokens) if draw.random() < 0.25 else None,
+    )
+
+
+def _others(draw: random.Random, faults: FaultPlan, first: Story) -> tuple[Story, ...]:
+    """Further outputs of some requests, each with an end of its own. Those that are cancelled are so alone."""
+    if first.is_invalid or first.is_deadly or draw.random() >= 0.15:
+        return ()
+    others: list[Story] = []
+    for index in range(1, draw.randint(2, 4)):
+        story = replace(first, name=f"{first.name}·{index}", leader=first.name, trigger=None, tells=first.tells)
+        story = replace(story, ends_after=draw.randint(1, first.max_tokens) if first.ends_after else None)
+        story = replace(story, stops_at=draw.randint(1, first.max_tokens) if draw.random() < 0.4 else None)
+        for point in (Point.CANCEL_ADMITTED, Point.CANCEL_DECODE, Point.CANCEL_FINISHING):
+            if faults.draws(point):
+                story = replace(story, trigger=point)
+        others.append(story)
+    return tuple(others)
 
 
 def _with_faults(
@@ -157,6 +183,8 @@ def _with_faults(
         room = min(settings.info.num_blocks * settings.info.block_size, settings.info.model.max_model_len)
         prompt = draw.choice(((), tuple(range(3, 3 + room)), (5, 10_000)))
         story = replace(story, prompt=prompt, is_invalid=True, leader=None)
+    if faults.draws(Point.TEXT_BREAKS):
+        story = replace(story, breaks_at=draw.randint(1, story.max_tokens))
     if faults.draws(Point.QUERY_OF_DEATH):
         story = replace(story, is_deadly=True)
     return story

@@ -29,6 +29,7 @@ class Point(enum.Enum):
     RESULT_GARBAGE = "result with columns that do not add up"
     RESULT_TOKEN_MISSING = "result without a row that samples"
     ROW_FAILS = "row fails"
+    ROW_WAITS = "row waits"
     # workers and their addresses
     CRASH_BEFORE = "worker crashes before it computes"
     CRASH_AFTER = "worker crashes after it computed"
@@ -45,6 +46,7 @@ class Point(enum.Enum):
     # the control plane's own
     POOL_TIGHT = "KV cache hardly larger than one request"
     SCHEDULER_RAISES = "scheduler raises"
+    TEXT_BREAKS = "tokens without a text"
     STALL = "control plane stands still"
     PAUSE = "pause and resume of the server"
     PAUSE_WORKER = "pause and resume of a worker"

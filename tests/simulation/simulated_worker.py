@@ -100,7 +100,7 @@ class SimulatedWorker:
         self.info = replace(self.info, incarnation=f"{self.worker_id}/{self._num_starts}")
         self.ownership = Ownership(LEASE_S, self.loop.time)
         knows = self._knows
-        self.fake = FakeWorker(self.info, knows.eos_after, knows.salts, knows.siblings)
+        self.fake = FakeWorker(self.info, knows.eos_after, knows.salts, knows.siblings, waits=self._waits)
         self.is_up = True
         self._is_dying = False
         self._busy_until = 0.0
@@ -233,6 +233,12 @@ class SimulatedWorker:
         if held is not None and not held.is_finished and row not in plan.released_rows:
             self.fake.failing.add(held.admission.request_id)
             self.faults.note(Point.ROW_FAILS, self._observer.num_live())
+
+    def _waits(self, request_id: RequestId) -> bool:
+        has_to = self.faults.draws(Point.ROW_WAITS)
+        if has_to:
+            self.faults.note(Point.ROW_WAITS, self._observer.num_live())
+        return has_to
 
     def _die_soon(self, point: Point) -> None:
         self._is_dying = True

@@ -3,19 +3,22 @@
 import asyncio
 from collections.abc import Collection
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
 from control_plane.engine.core import EngineCore
 from control_plane.engine.driver import EngineDriver
 from control_plane.engine.lane import Lane
+from control_plane.engine.ledger import Ledger
 from control_plane.engine.live import Live
 from control_plane.engine.outputs import Delivery
 from control_plane.engine.recovery import Recovery
 from control_plane.engine.streams import OutputStream
+from control_plane.scheduling.batching import BatchingScheduler
 from control_plane.scheduling.sequence import Sequence
 from control_plane.workers.result_order import ResultOrder
 from plugins.errors import RequestCancelled, ServingError
-from plugins.types import FinishReason, GenerationId, Request, RequestId, Row, StepResult
+from plugins.types import Finished, FinishReason, GenerationId, Request, RequestId, Row, StepResult
 from tests.simulation.mutants.mutant import Method, Mutant
 
 
@@ -131,6 +134,58 @@ def _never_expires(right: Method) -> Method:
     return submit
 
 
+def _forgets_to_watch(right: Method) -> Method:
+    """The text of a request is not watched any more when it goes to another worker."""
+
+    def add(self: Lane, live: Live) -> None:
+        if live.token_ids:
+            live.watcher = None
+        right(self, live)
+
+    return add
+
+
+def _reads_again(right: Method) -> Method:
+    """The text of a request is read from its start again when it goes to another worker."""
+
+    def add(self: Lane, live: Live) -> None:
+        if live.watcher is not None and live.token_ids:
+            live.watcher.push(live.token_ids)
+        right(self, live)
+
+    return add
+
+
+def _tells_again(right: Method) -> Method:
+    """A prompt is told about once more by another worker."""
+
+    def add(self: Lane, live: Live) -> None:
+        live.num_prompt_logprobs = 0
+        right(self, live)
+
+    return add
+
+
+def _stops_late(right: Method) -> Method:
+    """The scheduler does not hear of a stop string."""
+
+    def update(self: BatchingScheduler, result: StepResult) -> tuple[Finished, ...]:
+        finishes = [None if each is FinishReason.STOP else each for each in result.finishes]
+        finished: tuple[Finished, ...] = right(self, replace(result, finishes=tuple(finishes)))
+        return finished
+
+    return update
+
+
+def _cancels_one(right: Method) -> Method:
+    """A cancel reaches the first output of a request, and no other."""
+
+    def outputs_of(self: Ledger, request_id: RequestId) -> list[Live]:
+        return [live for live in right(self, request_id) if live.request.request_id == request_id]
+
+    return outputs_of
+
+
 def _keeps_readers(right: Method) -> Method:
     """The timer of a request outlives it."""
 
@@ -154,6 +209,11 @@ MUTANTS = (
     Mutant("I1", "double finish", EngineCore, "cancel", _ends_again),
     Mutant("I1", "missed cancel of the homeless", EngineCore, "end", _misses_homeless),
     Mutant("I1", "forgotten homeless", Recovery, "take_homeless", _forgets_homeless),
+    Mutant("I1", "stop string kept from the scheduler", BatchingScheduler, "update", _stops_late),
+    Mutant("I1", "stop string forgotten at recovery", Lane, "add", _forgets_to_watch),
+    Mutant("I1", "other outputs outlive a cancel", Ledger, "outputs_of", _cancels_one),
+    Mutant("I5", "prompt told again at recovery", Lane, "add", _tells_again),
+    Mutant("I7", "text read again at recovery", Lane, "add", _reads_again),
     Mutant("I5", "own output dropped at recovery", Lane, "add", _drops_output),
     Mutant("I5", "wrong token after a preemption", Sequence, "start", _resumes_short),
     Mutant("I11", "lost wake-up", EngineDriver, "submit", _never_wakes),

@@ -111,6 +111,25 @@ def _plans_a_row_twice(right: Method) -> Method:
     return schedule
 
 
+def _trusts_waits(right: Method) -> Method:
+    """A row that waits is taken for one that has its token."""
+
+    def note_waits(self: BatchingScheduler, plan: object, result: StepResult) -> None:
+        pass
+
+    return note_waits
+
+
+def _computes_twice(right: Method) -> Method:
+    """The token before the one that is missing counts as computed."""
+
+    def wait(self: Sequence) -> None:
+        right(self)
+        self.num_until_full -= 1
+
+    return wait
+
+
 def _ignores_salts(right: Method) -> Method:
     """All salts share one cache."""
 
@@ -171,6 +190,8 @@ MUTANTS = (
     Mutant("I3", "block the worker was not told of", BatchingScheduler, "_grow", _grows_in_secret),
     Mutant("I3", "row not released at a preemption", BatchingScheduler, "_leave", _forgets_release),
     Mutant("I3", "preempted admitted too early", BatchingScheduler, "_preempt", _readmits_early),
+    Mutant("I3", "token of a waiting row expected", BatchingScheduler, "_note_waits", _trusts_waits),
+    Mutant("I6", "cache hit of a waiting rows token", Sequence, "wait", _computes_twice),
     Mutant("I4", "budget exceeded", BatchingScheduler, "_max_chunk", _exceeds_budget),
     Mutant("I4", "row given twice", BatchingScheduler, "_leave", _gives_a_row_twice),
     Mutant("I4", "row planned twice", BatchingScheduler, "schedule", _plans_a_row_twice),

@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from control_plane.engine.row_book import check_result
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.scheduling.run_ahead import RunAheadScheduler
 from control_plane.scheduling.synchronous import SynchronousScheduler
 from plugins.errors import WorkerLeaving
 from plugins.scheduler import Scheduler
-from plugins.types import FinishReason, RequestId, Row, WorkerId, WorkerInfo
+from plugins.types import FinishReason, RequestId, Row, StepResult, WorkerId, WorkerInfo
 from tests.fakes import FakeWorker, expected_output, worker_info
 from tests.unit.control_plane.driving import Bench, Cluster, StopsAt, asking, outputs
 
@@ -162,8 +161,10 @@ def test_a_row_that_is_not_named_has_lost_its_token() -> None:
     cluster.workers[W].waits = times(1)
     cluster.submit(asking("a", (3, 4), max_tokens=2))
     cluster.step()
-    plan = cluster.core._lanes[W].in_flight[0]
-    result = cluster.on_their_way[W][0]
+    (waits, *_) = cluster.on_their_way[W]
+    cluster.on_their_way[W] = [StepResult(seq=waits.seq)]
 
-    assert (result.rows, result.counts, result.finishes) == ((Row(0),), (0,), (None,))
-    assert check_result(plan, (), result, 1000) == {Row(0): 1}
+    cluster.step("w")
+
+    assert (waits.rows, waits.counts, waits.finishes) == ((Row(0),), (0,), (None,))
+    assert [error.reason for _, error in cluster.lost] == ["PLAN_OUT_OF_ORDER"]
