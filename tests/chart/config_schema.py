@@ -27,6 +27,7 @@ READ_BY_THE_CHART = {
     ("metrics", "enabled"),
 }
 CHOICES = {("worker", "dtype"): DTYPES, ("log", "level"): LEVELS, ("log", "format"): FORMATS}
+MAX_COLUMNS = 100
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 
 
@@ -96,7 +97,21 @@ def is_refused(kind: type[Any], key: str, value: object) -> bool:
 def main() -> None:
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     schema["properties"]["config"] = config_schema()
-    SCHEMA.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+    SCHEMA.write_text(written(schema) + "\n", encoding="utf-8")
+
+
+def written(value: Any, indent: str = "") -> str:
+    """Write JSON, an object or list that fits on a line on one, because there are hundreds of small ones."""
+    line = json.dumps(value)
+    if len(indent + line) <= MAX_COLUMNS or not isinstance(value, dict | list):
+        return line
+    inner = indent + "  "
+    if isinstance(value, list):
+        items = [written(each, inner) for each in value]
+    else:
+        items = [f"{json.dumps(key)}: {written(each, inner)}" for key, each in value.items()]
+    opening, closing = "[]" if isinstance(value, list) else "{}"
+    return f"{opening}\n{inner}" + f",\n{inner}".join(items) + f"\n{indent}{closing}"
 
 
 if __name__ == "__main__":
