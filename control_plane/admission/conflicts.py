@@ -48,6 +48,9 @@ def _conflicts(sampling: SamplingParams, model: ModelInfo) -> list[_Conflict]:
     if sampling.structured_output is not None and sampling.ignore_eos:
         description = "ends with an end-of-sequence token, which ignore_eos never takes for an end; leave that out"
         found.append(_Conflict("structured_output", ("ignore_eos",), "CONFLICT", description))
+    if sampling.structured_output is not None and sampling.allowed_token_ids:
+        description = "and structured_output may leave no token to choose: give one of the two"
+        found.append(_Conflict("allowed_token_ids", ("structured_output",), "CONFLICT", description))
     if _may_leave_nothing(sampling, model):
         others = ("bad_words", "min_tokens", "stop_token_ids", "ignore_eos")
         field = "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"

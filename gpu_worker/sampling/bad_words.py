@@ -11,13 +11,15 @@ from torch import Tensor
 
 from gpu_worker.sampling.history import History
 from gpu_worker.sampling.row_state import Askers, TokenLists
-from gpu_worker.sampling.scores import add_scores
+from gpu_worker.sampling.scores import add_scores, read_scores, write_scores
 from plugins.logits import LogitsContext, LogitsProcessor, ProcessorConfig, RequestStates
 from plugins.types import Row, SamplingLimits, SamplingParams
 
 
 class BadWords(LogitsProcessor):
     """Forbids the tokens that would complete a word. All words of a row are compared at once, token by token.
+
+    Where a grammar leaves nothing else they stay: the grammar wins.
 
     Shapes: A = rows of logits of askers, T = parts: tokens of a row's words but the last ones, W = its words.
     """
@@ -30,6 +32,7 @@ class BadWords(LogitsProcessor):
         max_words, max_parts = limits.max_bad_words, limits.max_bad_word_tokens
         self._states = req_states
         self._askers = Askers(num_rows)
+        self._held = Askers(num_rows)  # those that a grammar holds too; without one admission leaves every row a token
         self._last_tokens = TokenLists(num_rows, max_words, device)
         self._words = TokenLists(num_rows, max_words, device)  # 0, 1, 2...: which word the last token is of
         self._part_tokens = TokenLists(num_rows, max_parts, device)
@@ -44,6 +47,7 @@ class BadWords(LogitsProcessor):
         words = sampling_params.bad_word_ids
         for each in self._lists:
             each.drop(req_idx)
+        self._held.mark(req_idx, bool(words and sampling_params.grammar))
         if not self._askers.mark(req_idx, bool(words)):
             return False
         parts: list[tuple[int, int, int]] = [
@@ -76,5 +80,10 @@ class BadWords(LogitsProcessor):
         is_missing_AT = (~is_there_AT & (distances_AT > 0)).int()
         num_missing_AW = torch.zeros_like(words_AW, dtype=torch.int32).scatter_add_(1, part_words_AT, is_missing_AT)
         is_bad_AW = num_missing_AW.gather(1, words_AW) == 0
+        before_AW = read_scores(logits, rows_A, last_AW)
         add_scores(logits, rows_A, last_AW, torch.where(is_bad_AW, -torch.inf, 0.0))
+        if self._held.find(ctx) is not None:
+            is_empty_A = logits.index_select(0, rows_A).amax(-1) == -torch.inf
+            after_AW = read_scores(logits, rows_A, last_AW)
+            write_scores(logits, rows_A, last_AW, torch.where(is_empty_A.unsqueeze(1), before_AW, after_AW))
         return logits

@@ -113,7 +113,13 @@ def test_an_output_that_no_end_token_ends_cannot_be_held_to_a_grammar() -> None:
     assert asked(of(regex="a"), ignore_eos=True)[:2] == (FIELD, "CONFLICT")
 
 
+def test_two_lists_of_what_is_allowed_may_have_nothing_in_common() -> None:
+    assert asked(of(regex="a"), allowed_token_ids=[3])[:2] == ("sampling.allowed_token_ids", "CONFLICT")
+
+
 def test_outputs_of_a_grammar_may_be_several_and_may_have_stop_strings() -> None:
     checker = validator(ABLE, grammars=Spelling())
 
-    assert admitted(checker, structured_output=of(regex="a"), stop=["b"], min_tokens=2).grammar.startswith("grammar")
+    assert admitted(
+        checker, structured_output=of(regex="a"), stop=["b"], min_tokens=2, bad_words=["a"]
+    ).grammar.startswith("grammar")
