@@ -15,7 +15,7 @@ CAPACITY = NUM_BLOCKS * BLOCK_SIZE
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, are cancelled and finish while up to two plans are in flight; a checking worker runs the plans."""
+    """Requests come, wait, are cancelled and finish with up to two plans in flight; a checking worker runs them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,6 +28,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         config = SchedulerConfig(max_step_tokens=MAX_STEP_TOKENS, max_sequences=MAX_SEQUENCES, watermark_ratio=0.2)
         self.scheduler = RunAheadScheduler(config, info)
         self.worker = FakeWorker(info)
+        self.waiting: set[RequestId] = set()  # whose rows wait in this plan
+        self.worker.waits = self.waiting.__contains__
         self.results: deque[StepResult] = deque()
         self.live: dict[RequestId, int] = {}  # and how many tokens each may still have
         self.num_requests = 0
@@ -46,9 +48,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.cancel_request(request_id)
         del self.live[request_id]
 
-    @rule(throttle=st.booleans())
+    @rule(throttle=st.booleans(), data=st.data())
     @precondition(lambda self: len(self.results) < RunAheadScheduler.max_plans_in_flight)
-    def schedule(self, throttle: bool) -> None:
+    def schedule(self, throttle: bool, data: st.DataObject) -> None:
+        if self.live:
+            self.waiting |= data.draw(st.sets(st.sampled_from(sorted(self.live)), max_size=2))
+        self._schedule(throttle)
+        self.waiting.clear()
+
+    def _schedule(self, throttle: bool) -> None:
         plan = self.scheduler.schedule(throttle)
         if not plan.is_empty:
             self.results.append(self.worker.execute(plan))
@@ -74,7 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.live:
                 break
             if len(self.results) < RunAheadScheduler.max_plans_in_flight:
-                self.schedule(throttle=False)
+                self._schedule(throttle=False)
             if self.results:
                 self.update()
         assert not self.live
