@@ -268,10 +268,12 @@ class PlanOutOfOrder(ServingError):
 
 
 class StepFailed(ServingError):
-    """A row failed on the worker. `reason` is the row's own."""
+    """A row failed on the worker. `reason` is the row's own; a grammar that is too complex is the caller's fault."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
+        if reason == "GRAMMAR_TOO_COMPLEX":
+            self.code = Code.INVALID_ARGUMENT
         super().__init__(message)
 
 
