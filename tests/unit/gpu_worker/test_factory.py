@@ -60,6 +60,16 @@ async def test_a_worker_describes_its_model_and_its_room() -> None:
     assert gauges.values == {WORKER_LOAD.name: info.load_s, WORKER_KV_BYTES.name: info.kv_bytes}
 
 
+async def test_a_worker_serves_the_tokens_that_its_tokenizer_knows(tmp_path: Path) -> None:
+    """B102: the model has 64 rows more, which fill its matrices up."""
+    folder = write_folder(tmp_path, config={"vocab_size": 336})
+    (folder / "tokenizer.json").unlink()
+
+    worker = build_worker(replace(DUMMY, model=str(folder)), NoMetrics(), silent)
+
+    assert (await worker.describe()).model.vocab_size == 272
+
+
 def test_progress_is_told_of_every_tensor() -> None:
     calls: list[tuple[str, int, int]] = []
 

@@ -1,0 +1,35 @@
+"""The cases of the sampler's benchmark, and the watch that times it."""
+
+import pytest
+
+from benchmarks.sampler import Stopwatch, choose, features
+from gpu_worker.sampling.pipeline import SamplingPipeline
+from plugins.errors import InvalidConfig
+from plugins.types import SamplingParams
+
+
+def test_every_feature_is_something_that_a_request_can_ask_for() -> None:
+    asked = {name: SamplingParams(**{"temperature": 0.8} | dict(given)) for name, given in features().items()}
+
+    plain = asked.pop("temperature")
+    assert plain == SamplingParams(temperature=0.8)
+    assert [name for name, params in asked.items() if params == plain] == []
+
+
+def test_features_are_chosen_by_name_and_an_unknown_one_is_told_with_those_there_are() -> None:
+    known = {"greedy": {"temperature": 0.0}, "top-k, top-p": {"top_k": 40}}
+
+    assert list(choose("top-k, top-p; greedy", known)) == ["top-k, top-p", "greedy"]
+    assert list(choose("", known)) == ["greedy", "top-k, top-p"]
+    with pytest.raises(InvalidConfig, match="there is no 'fast'; there are greedy; top-k, top-p"):
+        choose("fast", known)
+
+
+def test_the_watch_leaves_the_pipeline_as_it_was() -> None:
+    before = SamplingPipeline.sample
+
+    with Stopwatch() as watch:
+        assert SamplingPipeline.sample is not before
+
+    assert SamplingPipeline.sample is before
+    assert watch.elapsed_s == 0.0
