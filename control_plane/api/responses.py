@@ -44,8 +44,11 @@ class OutputResponses:
             return responses
         if self._logprobs:
             responses += self._cut()
-        stop_string = self._text.stop_string  # one that is complete only when the text is closed has ended no output
-        text = self._text.take() if output.finish is None else self._text.close()
+        if output.finish is None:
+            text, stop_string = self._text.take(), None
+        else:
+            stop_string = self._text.stop_string  # one that is complete only when the text is closed ended no output
+            text = self._text.close()
         response = GenerateResponse(index=self._index, token_ids=self._token_ids, text=text)
         if self._logprobs:
             response.logprobs.extend(map(encode_place, self._logprobs))

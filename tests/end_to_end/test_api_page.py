@@ -32,11 +32,12 @@ async def test_the_examples_of_the_page_work_as_they_stand() -> None:
         assert all(ADDRESS in text for _, text in examples)
         said = [await run_example(language, text.replace(ADDRESS, server.address)) for language, text in examples]
 
-    methods, text, chat, python, admin, events, health = said
+    methods, text, chat, python, outputs, admin, events, health = said
     assert "dihedral.inference.v1.InferenceService/Generate" in methods.splitlines()
     for stream in (text, chat):
         assert re.search(r'"finishReason": "FINISH_REASON_(LENGTH|STOP)"', stream)
     assert re.fullmatch(r"FINISH_REASON_(LENGTH|STOP), \d+ tokens", python.splitlines()[-1])
+    assert re.fullmatch(r"([01] \d+ -\d+\.\d+ rank \d+\n)+\d+ tokens of both\n", outputs)
     assert re.fullmatch(r"\S+ LINK_LIVE \S+\nINTAKE_PAUSED INTAKE_OPEN\n", admin)
     assert re.search(r" stored\n\d+ blocks of \d+ tokens under [0-9a-f]+\n$", events)
     assert json.loads(health) == {"status": "SERVING"}
