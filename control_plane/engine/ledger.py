@@ -106,7 +106,10 @@ class Ledger:
                         self._forget(owner)
                     elif not tokens:
                         continue
-                    owner.take(tokens)
+                    owner.token_ids += tokens
+                    owner.num_tokens_here += count
+                    if owner.is_suspect and owner.is_settled:
+                        owner.clear()
                     told = logprobs[start:end] if logprobs and owner.tells_logprobs else ()
                     self._deliveries.append(Delivery(request_id, tokens, reason, None, owner.num_cached_tokens, told))
             start = end

@@ -47,15 +47,8 @@ class Live:
         """True if its worker has computed enough of it to say that it does no harm."""
         return self.num_tokens_here >= SETTLED_TOKENS
 
-    def take(self, token_ids: tuple[TokenId, ...]) -> None:
-        """Its worker has brought the next tokens of its output."""
-        self.token_ids += token_ids
-        self.num_tokens_here += len(token_ids)
-        if self.is_suspect and self.is_settled:
-            self._clear()
-
-    def _clear(self) -> None:
-        """The worker has computed enough of it, and lives."""
+    def clear(self) -> None:
+        """Its worker has computed enough of it, and lives: it is no suspect any more."""
         self.is_suspect = False
         self.blame = 0.0
         if self.lane is not None and self.lane.probe is self:

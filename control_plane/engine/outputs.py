@@ -1,15 +1,18 @@
 """What a step of the engine comes to: plans for workers, deliveries for readers, and what became of workers."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from plugins.errors import ServingError
 from plugins.kv_events import KvEvent
 from plugins.types import FinishReason, RequestId, StepPlan, TokenId, TokenLogprobs, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What happened to one request in this step. The one with `finish` is the last of its request."""
+class Delivery(NamedTuple):
+    """What happened to one request in this step. The one with `finish` is the last of its request.
+
+    One is made for each token: a frozen dataclass of seven fields takes more than twice as long to make.
+    """
 
     request_id: RequestId
     token_ids: tuple[TokenId, ...] = ()

@@ -52,8 +52,8 @@ class OutputStream:
         if self._finish is not None:
             raise InvariantBroken(f"output after the end ({self._finish.name})")
         self._token_ids.extend(token_ids)
-        self._finish = finish
-        self._error = error
+        if finish is not None:
+            self._finish, self._error = finish, error
         if num_cached_tokens:
             self._num_cached_tokens = num_cached_tokens
         if logprobs:
