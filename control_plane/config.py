@@ -206,7 +206,7 @@ def read_file(path: Path) -> Source:
 def _shown(section: object) -> dict[str, object]:
     values: dict[str, object] = dataclasses.asdict(cast(Any, section))
     for field in dataclasses.fields(cast(Any, section)):
-        if is_secret(field) and values[field.name] is not None:
+        if is_secret(field) and values[field.name]:
             values[field.name] = SECRET
     return values
 

@@ -13,6 +13,7 @@ from control_plane.logs import LogConfig
 from control_plane.scheduling.config import SchedulerConfig
 from control_plane.telemetry import MetricsConfig
 from gpu_worker.config import WorkerConfig
+from plugins.config import PluginsConfig
 from plugins.errors import InvalidConfig, ServingError
 
 
@@ -282,6 +283,19 @@ def test_a_secret_is_shown_to_nobody_and_its_user_gets_it() -> None:
     assert config.resolved(["scheduler"])["scheduler"]["prefix_hash_key"] == "***"
     assert key not in repr(config.section(SchedulerConfig))
     assert config.section(SchedulerConfig).prefix_hash_key == key
+
+
+def test_what_logits_processors_are_configured_with_is_a_secret_too() -> None:
+    sections = '{"watermark": {"key": "a key"}}'
+    source = Source({"plugins.logits_processor_config": sections}, "in the environment", str)
+
+    config = load_config({"plugins": PluginsConfig}, source, {}, None)
+    unset = load_config({"plugins": PluginsConfig}, Source({}, "", str), {}, None)
+
+    assert config.resolved(["plugins"])["plugins"]["logits_processor_config"] == "***"
+    assert "a key" not in repr(config.section(PluginsConfig))
+    assert config.section(PluginsConfig).logits_processor_config == sections
+    assert unset.resolved(["plugins"])["plugins"]["logits_processor_config"] == ""
 
 
 def test_a_secret_that_is_not_set_is_shown_as_such() -> None:
