@@ -7,7 +7,7 @@
     |-- DuplicateRequest        ALREADY_EXISTS
     |-- QueueFull               RESOURCE_EXHAUSTED    retry later
     |-- TenantQuotaExceeded     RESOURCE_EXHAUSTED    one tenant has too much at hand; retry later
-    |-- QueuedTooLong           RESOURCE_EXHAUSTED    no row became free within admission.max_queue_s; retry later
+    |-- QueuedTooLong           RESOURCE_EXHAUSTED    no row became free within the request's or the server's limit; retry later
     |-- ReaderTooSlow           RESOURCE_EXHAUSTED    the output was not read within admission.max_unread_s
     |-- SubscriberTooSlow       RESOURCE_EXHAUSTED    a stream of events was not read in time, and some are lost
     |-- NotServing              UNAVAILABLE           loading, draining, no worker; retry later
@@ -131,7 +131,8 @@ class QueuedTooLong(ServingError):
     def __init__(self, waited_s: float, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(
-            f"the request waited {waited_s:g} s for a row (admission.max_queue_s); retry in {retry_after_s:g} s"
+            f"the request waited {waited_s:g} s for a row (its max_queue_time_s, or admission.max_queue_s); "
+            f"retry in {retry_after_s:g} s"
         )
 
 

@@ -24,6 +24,7 @@ from plugins.errors import (
     RecoveryTimedOut,
     ServingError,
     SubscriberTooSlow,
+    TenantQuotaExceeded,
     WorkerLost,
 )
 from plugins.kv_events import BlocksCleared, BlocksStored
@@ -40,6 +41,7 @@ from plugins.metrics import (
 )
 from plugins.types import FinishReason, GenerationId, Request, RequestId, StepPlan, StepResult, TokenId, WorkerId
 from tests.fakes import FakeWorker, FakeWorkerHandle, expected_output, request, worker_info
+from tests.unit.control_plane.driving import StopsAt, outputs
 from tests.unit.control_plane.fake_driver import on_virtual_time
 
 A = RequestId("a")
@@ -380,3 +382,51 @@ async def test_an_error_that_is_no_lost_worker_comes_out_as_it_was() -> None:
 
         with pytest.raises(RuntimeError, match="a bug"):
             await serving
+
+
+@on_virtual_time
+async def test_each_output_of_a_request_has_a_stream_and_the_first_name_cancels_them_all() -> None:
+    """B046: some have ended by then, and keep the end that they had."""
+    async with engine(SlowHandle(FakeWorker())) as driver:
+        streams = driver.submit(outputs("a", 3, (3, 4), 50), G, None, 300.0, [StopsAt(2), None, None])
+        token_ids, first = await read_all(streams[0])
+
+        driver.cancel(A)
+        others = [(await read_all(stream))[1] for stream in streams[1:]]
+
+    assert (tuple(token_ids), first.finish) == (expected_output((3, 4), 2), FinishReason.STOP)
+    assert [other.finish for other in others] == [FinishReason.CANCELLED] * 2
+
+
+@on_virtual_time
+async def test_outputs_that_are_refused_leave_no_reader_and_no_timer() -> None:
+    async with engine(StuckHandle(FakeWorker()), limits=AdmissionConfig(max_tenant_requests=2)) as driver:
+        with pytest.raises(TenantQuotaExceeded):
+            driver.submit(outputs("a", 3), G, None, 300.0)
+
+        assert await driver.drain(grace_s=1.0)
+
+
+@on_virtual_time
+async def test_a_deadline_and_the_patience_in_the_queue_are_of_each_output() -> None:
+    handle = StuckHandle(FakeWorker(worker_info(max_sequences=1)))
+    async with engine(handle) as driver:
+        running, waiting = driver.submit(outputs("a", 2), G, deadline_s=9.0, max_queue_s=5.0)
+
+        _, told = await read_all(waiting)
+        at_s = asyncio.get_running_loop().time()
+        _, other = await read_all(running)
+
+    assert (at_s, type(told.error), other.finish) == (5.0, QueuedTooLong, FinishReason.DEADLINE)
+
+
+@on_virtual_time
+async def test_tokens_behind_a_stop_do_not_count() -> None:
+    readings = Readings()
+    async with engine(FakeWorkerHandle(FakeWorker()), metrics=readings) as driver:
+        (stream,) = driver.submit([request("a", max_tokens=50)], G, None, 300.0, [StopsAt(3)])
+
+        await read_all(stream)
+        await asyncio.sleep(1)
+
+    assert readings.values[OUTPUT_TOKENS] == 3
