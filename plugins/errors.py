@@ -7,7 +7,7 @@
     |-- DuplicateRequest        ALREADY_EXISTS
     |-- QueueFull               RESOURCE_EXHAUSTED    retry later
     |-- TenantQuotaExceeded     RESOURCE_EXHAUSTED    one tenant has too much at hand; retry later
-    |-- QueuedTooLong           RESOURCE_EXHAUSTED    no row became free within the request's or the server's limit; retry later
+    |-- QueuedTooLong           RESOURCE_EXHAUSTED    no row became free in time; retry later
     |-- ReaderTooSlow           RESOURCE_EXHAUSTED    the output was not read within admission.max_unread_s
     |-- SubscriberTooSlow       RESOURCE_EXHAUSTED    a stream of events was not read in time, and some are lost
     |-- NotServing              UNAVAILABLE           loading, draining, no worker; retry later

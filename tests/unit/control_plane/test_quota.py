@@ -7,7 +7,7 @@ from control_plane.engine.quota import Quota
 from control_plane.scheduling.config import SchedulerConfig
 from plugins.errors import QueueFull, TenantQuotaExceeded
 from plugins.types import RequestId
-from tests.unit.control_plane.driving import Cluster, asking
+from tests.unit.control_plane.driving import Cluster, asking, outputs
 
 
 def test_as_many_requests_may_wait_as_are_allowed_and_who_has_a_row_waits_no_longer() -> None:
@@ -113,3 +113,17 @@ def test_a_request_that_waits_for_another_worker_does_not_wait_for_its_first_row
     cluster.kill("w")
 
     assert cluster.core.num_waiting == 0
+
+
+def test_the_outputs_of_one_request_count_together_and_a_lone_one_may_have_any_number() -> None:
+    quota = Quota(AdmissionConfig(max_waiting=3, max_waiting_tokens=40))
+    several = outputs("a", 4, range(10))
+    quota.check(*several)
+    quota.enter(several[0])
+    quota.enter(several[1])
+
+    with pytest.raises(QueueFull, match="2 requests are waiting; at most 3 may"):
+        quota.check(*outputs("b", 2, range(10)))
+    with pytest.raises(QueueFull, match="20 prompt tokens are waiting; at most 40 may"):
+        quota.check(*outputs("b", 1, range(21)))
+    quota.check(*outputs("b", 1, range(20)))
