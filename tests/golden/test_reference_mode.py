@@ -5,11 +5,13 @@ function of seed and position. A worker kill in the middle is in tests/end_to_en
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from control_plane.engine.local import LocalEngine
 from control_plane.scheduling.config import SchedulerConfig
+from plugins.noise import child_seed
 from plugins.types import SamplingParams, TokenId
 
 NUM_TOKENS = 24
@@ -32,7 +34,7 @@ def run(engine: LocalEngine, requests: dict[str, tuple[str, SamplingParams]]) ->
         engine.add_request(name, prompt, params)
     while engine.has_work():
         for delivery in engine.step():
-            outputs[delivery.request_id] += delivery.token_ids
+            outputs[delivery.request_id] = outputs.get(delivery.request_id, ()) + delivery.token_ids
     return outputs
 
 
@@ -60,6 +62,15 @@ def test_alone_and_in_a_batch_of_32(engine: LocalEngine, crowd: dict[str, tuple[
 
     assert alone == {name: crowd[name] for name in chosen}
     assert len(set(crowd.values())) == 32
+
+
+def test_four_outputs_are_those_of_four_requests_with_the_child_seeds(engine: LocalEngine) -> None:
+    alone = run(engine, {f"r{index}": (PROMPTS[1], sampling(child_seed(7, index))) for index in range(4)})
+
+    together = run(engine, {"r": (PROMPTS[1], replace(sampling(7), n=4))})
+
+    assert [together[name] for name in ("r", "r·1", "r·2", "r·3")] == [alone[f"r{index}"] for index in range(4)]
+    assert len(set(alone.values())) == 4
 
 
 def test_under_preemption_and_in_small_chunks(crowd: dict[str, tuple[TokenId, ...]]) -> None:
