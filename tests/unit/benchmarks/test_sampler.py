@@ -1,5 +1,7 @@
 """The cases of the sampler's benchmark, and the watch that times it."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.sampler import Stopwatch, choose, features
@@ -17,7 +19,7 @@ def test_every_feature_is_something_that_a_request_can_ask_for() -> None:
 
 
 def test_features_are_chosen_by_name_and_an_unknown_one_is_told_with_those_there_are() -> None:
-    known = {"greedy": {"temperature": 0.0}, "top-k, top-p": {"top_k": 40}}
+    known: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top-k, top-p": {"top_k": 40}}
 
     assert list(choose("top-k, top-p; greedy", known)) == ["top-k, top-p", "greedy"]
     assert list(choose("", known)) == ["greedy", "top-k, top-p"]
