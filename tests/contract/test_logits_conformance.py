@@ -12,6 +12,7 @@ from plugins.builtin.ngram import NgramRepetitionBreaker
 from plugins.builtin.thinking import ThinkingBudget
 from plugins.builtin.watermark import Watermark
 from plugins.conformance.logits import LOGITS_CHECKS, check_logits_processor, examples_of
+from plugins.conformance.logits_driver import Fed, Rig, Subject
 from plugins.conformance.report import CheckResult
 from plugins.logits import LogitsProcessor
 from tests.architecture.sources import ROOT
@@ -45,6 +46,43 @@ def test_a_sound_processor_passes_every_check(
 
     assert failed(results) == {}
     assert len(results) == len(LOGITS_CHECKS) == 19
+
+
+def without_picking(cls: type[LogitsProcessor]) -> type[LogitsProcessor]:
+    """Let a processor work as on a device where picking rows would wait: on all of them."""
+
+    class OnADevice(cls):  # type: ignore[misc, valid-type]  # a class that is given
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self._asked._picks_rows = False
+
+    OnADevice.__module__ = cls.__module__  # this one imports torch
+    return OnADevice
+
+
+@pytest.mark.parametrize(
+    ("cls", "section"),
+    [(NgramRepetitionBreaker, {}), (ThinkingBudget, {}), (Watermark, {"key": "a key of these tests"})],
+    ids=["n-gram", "thinking", "watermark"],
+)
+def test_all_promises_are_kept_where_rows_are_not_picked(
+    cls: type[LogitsProcessor], section: Mapping[str, Any]
+) -> None:
+    results = check_logits_processor(without_picking(cls), (), section)
+
+    assert failed(results) == {}
+
+
+def test_picked_or_not_the_scores_are_the_same_bit_for_bit() -> None:
+    found = []
+    for cls in (Watermark, without_picking(Watermark)):
+        subject = Subject(cls, ({"watermark": True}, {"watermark": True, "watermark_gamma": 0.7}), {"key": "k"})
+        rig = Rig(subject)
+        for row, asked in enumerate((*subject.requests(1), subject.plain)):
+            rig.admit(row, asked)
+        found.append(rig.step(Fed(2), Fed(1, (3,)), Fed(0)).after)
+
+    assert found[0].equal(found[1])
 
 
 @pytest.mark.parametrize(
