@@ -53,6 +53,13 @@ class Plugin:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessorPlugin(Plugin):
+    """A logits processor, which requests give arguments to."""
+
+    arguments: str  # that it reads
+
+
+@dataclass(frozen=True, slots=True)
 class PluginList:
     """Everything that is plugged in, and what is built in."""
 
@@ -116,7 +123,18 @@ def list_plugins() -> PluginList:
     plugins += [Plugin(POLICY_GROUP, name, place, ours) for name, place in BUILTIN_POLICIES.items()]
     plugins += [Plugin(SCHEDULER_GROUP, "", place, ours) for place in BUILTIN_SCHEDULERS]
     plugins += [Plugin(PROCESSOR_GROUP, name, place, ours) for name, place in BUILTIN_PROCESSORS.items()]
+    plugins = [_with_arguments(each) if each.group == PROCESSOR_GROUP else each for each in plugins]
     return PluginList(tuple(sorted(plugins, key=lambda each: (each.group, each.name, each.place))))
+
+
+def _with_arguments(plugin: Plugin) -> ProcessorPlugin:
+    """Ask the class what it reads; one that cannot be loaded is listed nevertheless."""
+    try:
+        names = load_processor(plugin.name).info.extra_arg_names
+        arguments = "any" if names is None else ", ".join(names)
+    except InvalidConfig:
+        arguments = "cannot be loaded; `dihedral plugins check` tells why"
+    return ProcessorPlugin(plugin.group, plugin.name, plugin.place, plugin.distribution, arguments)
 
 
 def show_groups(found: PluginList, console: Console) -> None:

@@ -2,6 +2,7 @@
 in real processes of both planes."""
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from protos.inference.v1 import inference_pb2
 from protos.status import from_rpc_error
 from tests.architecture.sources import ROOT
 from tests.end_to_end.cells import REFERENCE, cell, serving
-from tests.end_to_end.clients import Client, ask
+from tests.end_to_end.clients import Client, ask, connected
 from tests.end_to_end.processes import FREE_PORTS, TINY, Dihedral, dihedral, run
 
 SOURCES = ROOT / "tests/third_party/turning"
@@ -93,10 +94,10 @@ async def test_a_processor_of_another_distribution_is_found_in_both_planes_and_g
     listed = (await client.admin.ListPlugins(admin_pb2.ListPluginsRequest())).logits_processors
     assert [(each.name, each.place, each.distribution, list(each.extra_arg_names)) for each in listed] == [
         ("trouble", "turning:Trouble", "turning 1.5", ["trouble"]),
-        ("turn", "turning:Turn", "turning 1.5", ["turn"]),
-        ("turn", "turning:Turn", "turning 1.5", ["turn"]),
+        ("turn", "turning:Turn", "turning 1.5", ["turn", "turn_after"]),
+        ("turn", "turning:Turn", "turning 1.5", ["turn", "turn_after"]),
     ]
-    assert listed[1].parameter_schema == '{"properties": {"turn": {"minimum": 1, "type": "integer"}}, "type": "object"}'
+    assert json.loads(listed[1].parameter_schema)["properties"]["turn"] == {"type": "integer", "minimum": 1}
     assert [line for line in running.log if "logits_processor_undeclared" in line] == []
 
 
@@ -148,6 +149,34 @@ async def test_a_new_tensor_is_as_good_as_the_one_that_was_given(server: tuple[D
     _, client = server
 
     assert await client.answer(asking({"trouble": "new tensor"})) == await client.answer(ask(PROMPT, 4))
+
+
+async def test_what_a_processor_had_counted_is_counted_again_on_the_worker_that_takes_a_request_over() -> None:
+    request = asking({"turn": 5, "turn_after": 200}, max_tokens=300)
+    is_half = asyncio.Event()
+    num_messages = 0
+
+    def count() -> None:
+        nonlocal num_messages
+        num_messages += 1
+        if num_messages == 100:
+            is_half.set()
+
+    async with (
+        cell("--log.format=json", num_workers=2, worker_words=REFERENCE) as running,
+        connected(running.control_plane.address) as client,
+    ):
+        golden = await client.answer(request)
+        answering = asyncio.create_task(client.answer(request, count))
+        await is_half.wait()
+        (busy,) = [worker.worker_id for worker in await client.workers() if worker.num_running]
+        running.workers[running.addresses.index(busy)].process.kill()
+
+        answer = await answering
+        lost = await running.control_plane.logged("worker_lost")
+
+    assert answer == golden
+    assert lost["worker_id"] == busy
 
 
 # -- refused at the start -----------------------------------------------------------------------------------------

@@ -14,16 +14,22 @@ if TYPE_CHECKING:
 
 
 class Turn(LogitsProcessor):
-    """Gives each token the score of the one so many places before it. Owned by one worker's device thread."""
+    """Gives each token the score of the one so many places before it, after so many tokens of output.
 
-    extra_arg_names = ("turn",)
+    It counts what it sees by itself, and so has to begin with what a row has already. One device thread owns it.
+    """
+
+    extra_arg_names = ("turn", "turn_after")
     parameter_schema: ClassVar[Mapping[str, Any]] = {
         "type": "object",
-        "properties": {"turn": {"type": "integer", "minimum": 1}},
+        "properties": {"turn": {"type": "integer", "minimum": 1}, "turn_after": {"type": "integer", "minimum": 0}},
     }
 
     def __init__(self, config: ProcessorConfig, req_states: RequestStates) -> None:
+        self._states = req_states
         self._places = [0] * config.max_num_reqs
+        self._num_left = [0] * config.max_num_reqs  # tokens until it begins
+        self._new: list[Row] = []  # rows whose history is not read yet
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -32,15 +38,22 @@ class Turn(LogitsProcessor):
 
     def add_request(self, req_idx: Row, sampling_params: SamplingParams) -> bool:
         self._places[req_idx] = int(sampling_params.extra_args.get("turn", 0))
+        self._num_left[req_idx] = int(sampling_params.extra_args.get("turn_after", 0))
+        self._new.append(req_idx)
         return self._places[req_idx] > 0
 
     def apply_staged_writes(self) -> None:
-        pass  # places live on the host
+        for row in self._new:
+            self._num_left[row] -= int(self._states.prefill_len[row] - self._states.prompt_len[row])
+        self._new.clear()
 
     def apply(self, logits: "Tensor", ctx: LogitsContext) -> "Tensor":
         for row, req_idx in enumerate(ctx.expanded_idx_mapping.tolist()):
-            if self._places[req_idx]:
+            if not self._places[req_idx]:
+                continue
+            if self._num_left[req_idx] <= 0:
                 logits[row] = logits[row].roll(self._places[req_idx])
+            self._num_left[req_idx] -= 1
         return logits
 
 

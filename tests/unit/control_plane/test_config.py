@@ -58,6 +58,32 @@ def test_every_section_has_its_defaults_when_nothing_is_set() -> None:
     assert config.origin("kitchen.port") is None
 
 
+@pytest.mark.parametrize(
+    ("flags", "environ", "text"),
+    [
+        ({"plugins.logits_processors": ("a", "b:C")}, {}, ""),
+        ({"plugins.logits_processors": ("a,b:C",)}, {}, ""),
+        ({}, {"DIHEDRAL_PLUGINS__LOGITS_PROCESSORS": "a, b:C,"}, ""),
+        ({}, {}, "plugins: {logits_processors: [a, b:C]}"),
+        ({}, {}, "plugins: {logits_processors: 'a,b:C'}"),
+    ],
+)
+def test_a_list_is_written_with_commas_or_as_the_place_writes_lists(
+    flags: Mapping[str, object], environ: Mapping[str, str], text: str, tmp_path: Path
+) -> None:
+    source = Source(flags, "on the command line", str)
+
+    config = load_config({"plugins": PluginsConfig}, source, environ, write(tmp_path, text))
+
+    assert config.section(PluginsConfig).logits_processors == ("a", "b:C")
+
+
+@pytest.mark.parametrize("text", ["plugins: {logits_processors: 3}", "plugins: {logits_processors: [3]}"])
+def test_a_list_of_something_else_is_refused_with_its_key(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"plugins\.logits_processors"):
+        load_config({"plugins": PluginsConfig}, Source({}, "", str), {}, write(tmp_path, text))
+
+
 def test_a_flag_wins_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, "kitchen: {port: 10, name: file}\ngarden: {port: 10, num_trees: 10}\n")
 

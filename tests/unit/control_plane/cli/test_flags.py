@@ -94,3 +94,11 @@ def test_values_become_arguments_that_name_their_section() -> None:
         "--kitchen.max-guests=3",
         "--kitchen.is-open=False",
     ]
+
+
+def test_a_key_with_several_values_becomes_an_argument_for_each() -> None:
+    assert to_arguments({"plugins.logits_processors": ("a", "b:C")}) == [
+        "--plugins.logits-processors=a",
+        "--plugins.logits-processors=b:C",
+    ]
+    assert to_arguments({"plugins.logits_processors": ()}) == []

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,27 @@ def test_plug_ins_are_shown_by_group_a_line_each(capsys: pytest.CaptureFixture[s
         ["fair_share", "control_plane.scheduling.fair_share:FairSharePolicy", "dihedral", "0.1.0"],
         ["fcfs", "control_plane.scheduling.first_come:FirstComePolicy", "dihedral", "0.1.0"],
         ["priority", "control_plane.scheduling.priority:PriorityPolicy", "dihedral", "0.1.0"],
+    ]
+
+
+def test_a_logits_processor_is_listed_with_the_arguments_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "planted-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dihedral.logits_processors]\nbroken = planted_nowhere:Class\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    main(["plugins", "--json"])
+
+    plugins = json.loads(capsys.readouterr().out)["plugins"]
+    processors = [each for each in plugins if each["group"] == "dihedral.logits_processors"]
+    assert [(each["name"], each["arguments"]) for each in processors] == [
+        ("broken", "cannot be loaded; `dihedral plugins check` tells why"),
+        ("ngram_repetition", "no_repeat_ngram_size, no_repeat_window"),
+        ("thinking_budget", "thinking_budget, thinking_end, thinking_open, thinking_start"),
+        ("watermark", "watermark, watermark_delta, watermark_gamma"),
     ]
 
 

@@ -31,13 +31,20 @@ def test_the_worker_gets_the_flags_that_it_reads_and_an_address_of_its_own() -> 
         "log.level": "debug",
         "server.port": 1,
         "scheduler.max_sequences": 2,
+        "plugins.logits_processors": ("a", "b:C"),
     }
     given = invocation(flags)
 
     command = worker_command(replace(given, config=given.config.replaced({"worker.port": 50099})))
 
     assert command[:5] == [sys.executable, "-P", "-m", "control_plane.cli", "worker"]
-    assert command[5:] == ["--worker.model=m", "--log.level=debug", "--worker.port=50099"]
+    assert command[5:] == [
+        "--worker.model=m",
+        "--log.level=debug",
+        "--plugins.logits-processors=a",
+        "--plugins.logits-processors=b:C",
+        "--worker.port=50099",
+    ]
 
 
 def test_the_worker_reads_the_same_file(tmp_path: Path) -> None:
