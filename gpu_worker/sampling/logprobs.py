@@ -42,6 +42,7 @@ def tell_likeliest(scores_AV: Tensor, logprobs_AV: Tensor, tokens_A: Tensor, num
     keys_AV = _keys(scores_AV)
     tokens_A1 = tokens_A.unsqueeze(1)
     ranks_A1 = (keys_AV < keys_AV.gather(1, tokens_A1)).sum(-1, keepdim=True) + 1
+    num_others = min(num_others, scores_AV.shape[1])
     others_AK = keys_AV.topk(num_others, largest=False).values & _ID_BITS
     ranks_AK = torch.arange(1, num_others + 1, device=tokens_A.device).expand_as(others_AK)
     token_ids = torch.cat((tokens_A1, others_AK), 1)

@@ -54,6 +54,12 @@ def test_none_besides_the_token_may_be_asked_for() -> None:
     check(result[0], (3,), (-2 * LN_2,), (2,))
 
 
+def test_a_vocabulary_smaller_than_what_is_asked_for_is_told_whole() -> None:
+    result = told(CHANCES.log(), tokens=(3,), logprobs=20)
+
+    assert result[0].token_ids == (3, 1, 3, 0, 2)
+
+
 def test_named_tokens_are_told_in_their_order_instead_of_the_likeliest() -> None:
     result = told(CHANCES.log(), tokens=(1,), logprob_token_ids=(0, 3, 2, 1))
 
