@@ -34,7 +34,7 @@ Responses = AsyncIterator[worker_pb2.RunResponse]
 
 EPOCH = 3
 READY = worker_pb2.RunResponse(
-    ready=worker_pb2.Ready(protocol_version=1, epoch=EPOCH, lease_s=5.0, worker=encode_worker_info(worker_info()))
+    ready=worker_pb2.Ready(protocol_version=2, epoch=EPOCH, lease_s=5.0, worker=encode_worker_info(worker_info()))
 )
 
 
@@ -150,12 +150,12 @@ async def test_what_a_worker_says_on_purpose_arrives_as_it_was_said(error: Servi
 async def test_a_worker_of_another_protocol_version_is_refused_here_too() -> None:
     async def newer(requests: Requests) -> Responses:
         await anext(requests)
-        yield worker_pb2.RunResponse(ready=worker_pb2.Ready(protocol_version=2))
+        yield worker_pb2.RunResponse(ready=worker_pb2.Ready(protocol_version=3))
 
     async with connected(newer) as handle:
         error = await error_of(handle.open())
 
-    assert str(error) == "the peer speaks step protocol 2, this process 1; run the same release on both"
+    assert str(error) == "the peer speaks step protocol 3, this process 2; run the same release on both"
 
 
 async def test_late_results_of_an_older_epoch_are_discarded() -> None:
