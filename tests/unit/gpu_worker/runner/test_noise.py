@@ -98,3 +98,19 @@ def test_plans_in_flight_change_nothing_of_what_penalties_and_bad_words_see() ->
     assert tokens == alone(wish)
     assert tokens[:2] == (69, 77)
     assert (77, 28) not in zip(tokens, tokens[1:], strict=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [1e-2, 1e-4, 1e-6, 1e-30, 1e-45])
+def test_very_small_temperatures_give_the_tokens_of_greedy(temperature: float, dtype: str) -> None:
+    """B004."""
+    runner = tiny_runner(dtype=dtype)
+    admitted = [admission(0, PROMPTS[0]), admission(1, PROMPTS[0], temperature=temperature, seed=1)]
+    chunks = [chunk(row, 11, range(row * 8, row * 8 + 7)) for row in range(2)]
+
+    results = [run(runner, plan(*chunks, admitted=admitted))]
+    results += [run(runner, plan(chunk(0, 1), chunk(1, 1))) for _ in range(15)]
+
+    greedy, cold = (sum((tokens_of(result)[row] for result in results), ()) for row in range(2))
+    assert len(greedy) == 16
+    assert cold == greedy

@@ -243,15 +243,14 @@ def test_masked_tokens_are_never_drawn(features: dict[str, float]) -> None:
 
 
 def test_noise_next_to_1_stays_among_the_tokens_that_have_a_probability() -> None:
-    num_positions = 2_000_000
-    noise = uniforms(np.full(num_positions, 3, dtype=np.uint64), np.arange(num_positions), 0)
-    position = int(noise.argmax())
+    position = 1_651_333  # where the noise of seed 3 is the greatest of 2,000,000
+    noise = uniforms(np.array([3], dtype=np.uint64), np.array([position]), 0)
     logits = torch.zeros(1, 60_000)
     logits[:, -10_000:] = -torch.inf
 
     tokens = sample(logits, make_inputs(1, seeds=3, positions=position))
 
-    assert noise[position] > 0.999999
+    assert noise[0] > 0.999999
     assert 49_900 < tokens.item() < 50_000
 
 
