@@ -26,7 +26,7 @@ class AdmissionConfig:
     tenant_key: str = "dihedral-tenant"  # the metadata of a call that tells its tenant
     max_queue_s: float = 300.0  # a request that has no row after so long ends with RESOURCE_EXHAUSTED
     max_unread_s: float = 60.0  # a request whose output nobody reads for so long ends
-    max_reading: int = 64  # long prompts that may be turned into tokens at once; more are refused likewise
+    max_reading: int = 64  # long prompts that may be read at once, and as many grammars; more are refused likewise
     max_prompt_bytes: int = 4 * 1024 * 1024  # UTF-8 of a prompt's text, or of a conversation; a MiB takes about 0.5 s
     grammar_processes: int = 2  # grammars that may be tried at once, each in a process; the others wait their turn
     grammar_timeout_s: float = 0.8  # a grammar that takes longer to try is refused

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-COMMAND: Final = (sys.executable, "-m", "control_plane.admission.grammar_child")
+COMMAND: Final = (sys.executable, "-P", "-m", "control_plane.admission.grammar_child")
 MAX_TOKENIZERS: Final = 4  # that one process is given; a new process takes its place then
 START_TIMEOUT_S: Final = 30.0  # to start and read a tokenizer: 0.3 s for 49,152 tokens
 GRACE_S: Final = 2.0  # beyond a grammar's own time limit, which the process keeps by itself

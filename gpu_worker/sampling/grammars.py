@@ -164,14 +164,14 @@ class _Arrival:
     """Tokens on their way from the device."""
 
     def __init__(self, token_ids: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if token_ids.device.type == "cuda":
+        self._event: torch.Event | None = None
+        if token_ids.device.type == "cpu":
+            self._token_ids = token_ids.clone()
+        else:
             self._token_ids = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
             self._token_ids.copy_(token_ids, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
+            self._event = torch.Event(token_ids.device)
             self._event.record()
-        else:
-            self._token_ids = token_ids.clone()
 
     @classmethod
     def known(cls, token_ids: Sequence[TokenId]) -> "_Arrival":

@@ -82,8 +82,10 @@ def test_run_ahead_and_neighbours_change_no_token_of_a_grammars_output() -> None
             outputs.append(run(engine, a=HELD)["a"])
             outputs.append(run(engine, x=FREE, a=HELD, b=HELD, y=FREE)["a"])
             check(engine, outputs[-1])
+    with make_engine(grammar_threads=3) as engine:
+        outputs.append(run(engine, x=FREE, a=HELD, b=HELD, y=FREE)["a"])
 
-    assert outputs == [outputs[0]] * 4
+    assert outputs == [outputs[0]] * 5
 
 
 def test_a_preemption_in_the_middle_of_a_value_changes_no_token_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.grammar_process import GrammarProcess, ProcessGone
 from control_plane.admission.structured_output import GrammarCompiler
+from control_plane.cli.demo import children
 from control_plane.engine.served import ServedModel
-from plugins.errors import InvalidRequest, NotServing
+from plugins.errors import InvalidConfig, InvalidRequest, NotServing
 from plugins.types import StructuredOutput
 from tests.unit.control_plane.admission.models import served_model
 
@@ -41,10 +43,9 @@ def refusal(compiler: GrammarCompiler, output: StructuredOutput, served: ServedM
     return violation.field.removeprefix("sampling.structured_output"), violation.reason, violation.description
 
 
-def children() -> set[int]:
-    """The processes that this one has started and that run."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+def processes() -> set[int]:
+    """Those that this one has started and that run."""
+    return set(children(os.getpid()))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,41 @@ def test_a_constraint_of_5_mb_is_refused_before_anybody_reads_it(compiler: Gramm
     assert "5000014 bytes; at most 65536 are allowed (admission.max_grammar_bytes)" in description
 
 
+def test_the_largest_constraint_is_a_matter_of_configuration() -> None:
+    compiler = GrammarCompiler(AdmissionConfig(max_grammar_bytes=5))
+
+    accepted = compiler.compile(StructuredOutput(regex="abcde"), model())
+    refused = refusal(compiler, StructuredOutput(regex="abcdé"), model())
+    compiler.close()
+
+    assert "abcde" in accepted
+    assert refused[:2] == (".regex", "TOO_LARGE")
+
+
+@pytest.mark.parametrize("key", ["grammar_processes", "grammar_timeout_s", "max_grammar_bytes"])
+def test_limits_of_nothing_are_refused(key: str) -> None:
+    limits: dict[str, Any] = {key: 0}
+
+    with pytest.raises(InvalidConfig, match=f"admission.{key} must be"):
+        AdmissionConfig(**limits)
+
+
+def test_as_many_grammars_are_tried_at_once_as_there_may_be_processes() -> None:
+    before, compiler = processes(), GrammarCompiler(AdmissionConfig(grammar_processes=1, grammar_timeout_s=0.3))
+    threads = [
+        threading.Thread(target=refusal, args=(compiler, StructuredOutput(json_schema=SLOW), model())) for _ in range(3)
+    ]
+
+    for thread in threads:
+        thread.start()
+    num_processes = 0
+    while any(thread.is_alive() for thread in threads):
+        num_processes = max(num_processes, len(processes() - before))
+    compiler.close()
+
+    assert num_processes == 1
+
+
 def test_the_parsers_words_are_cut_where_they_are_long(compiler: GrammarCompiler) -> None:
     _, reason, description = refusal(compiler, StructuredOutput(regex="(" + "a" * 5000), model())
 
@@ -142,9 +178,9 @@ def test_a_worker_without_grammars_refuses_all_of_them(compiler: GrammarCompiler
 
 
 def test_a_process_that_is_killed_is_replaced() -> None:
-    before, compiler = children(), GrammarCompiler(AdmissionConfig())
+    before, compiler = processes(), GrammarCompiler(AdmissionConfig())
     compiler.compile(StructuredOutput(regex="a"), model())
-    (pid,) = children() - before
+    (pid,) = processes() - before
 
     os.kill(pid, 9)
 
@@ -153,7 +189,7 @@ def test_a_process_that_is_killed_is_replaced() -> None:
 
 
 def test_no_process_is_left_when_it_is_closed() -> None:
-    before, compiler = children(), GrammarCompiler(AdmissionConfig(grammar_timeout_s=30.0))
+    before, compiler = processes(), GrammarCompiler(AdmissionConfig(grammar_timeout_s=30.0))
     errors: list[Exception] = []
 
     def compile_slowly() -> None:
@@ -164,12 +200,12 @@ def test_no_process_is_left_when_it_is_closed() -> None:
 
     thread = threading.Thread(target=compile_slowly)
     thread.start()
-    while children() == before:
+    while processes() == before:
         time.sleep(0.01)
     compiler.close()
     thread.join()
 
-    assert children() == before
+    assert processes() == before
     assert [type(error) for error in errors] == [NotServing]
 
 

@@ -5,12 +5,10 @@ Tokens of the small byte-level tokenizer: 2 ends an output, 3 + b is the byte b,
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from gpu_worker.sampling.grammar_reader import GrammarReader, GrammarState
 from gpu_worker.sampling.grammars import GrammarStage
@@ -23,12 +21,12 @@ HELLO = {merged("hello")}  # a text that cannot be another comes as the tokenize
 HE_OR_HELLO = {merged("he"), merged("hell"), merged("hello"), byte(ord("h"))}
 
 
-@dataclass
 class Table:
-    """Four rows of up to 100 tokens, on the host."""
+    """Four rows of up to 100 tokens."""
 
-    num_tokens: np.ndarray[tuple[int], np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(4, dtype=np.int64))
-    all_token_ids: Tensor = field(default_factory=lambda: torch.zeros((4, 100), dtype=torch.int32))
+    def __init__(self, device: str) -> None:
+        self.num_tokens = np.zeros(4, dtype=np.int64)
+        self.all_token_ids = torch.zeros((4, 100), dtype=torch.int32, device=device)
 
     def append(self, row: int, *token_ids: int) -> None:
         for token_id in token_ids:
@@ -40,9 +38,13 @@ class Rig:
     """A stage over a table, whose rows are admitted and sampled as a runner would."""
 
     def __init__(
-        self, make_reader: Callable[[], GrammarReader] | None = None, num_threads: int = 1, max_wait_s: float = 10.0
+        self,
+        make_reader: Callable[[], GrammarReader] | None = None,
+        num_threads: int = 1,
+        max_wait_s: float = 10.0,
+        device: str = "cpu",
     ) -> None:
-        self.table = Table()
+        self.table = Table(device)
         self.stage = GrammarStage(self.table, make_reader or reader, num_threads, max_wait_s)
 
     def admit(self, row: int, grammar: str, output: Sequence[int] = ()) -> None:
@@ -63,7 +65,7 @@ class Rig:
     def step(self, *rows: int, vocab_size: int = VOCAB_SIZE) -> list[set[int] | str | None]:
         """For each row: what may come next, why it failed, or None if it must wait."""
         rows_R = np.array(rows, dtype=np.int64)
-        logits_RV = torch.zeros((len(rows), vocab_size))
+        logits_RV = torch.zeros((len(rows), vocab_size), device=self.table.all_token_ids.device)
         self.stage.begin(rows_R)
         is_waiting, failures = self.stage.mask(logits_RV, rows_R)
         outcomes: list[set[int] | str | None] = []
@@ -90,8 +92,9 @@ class HeldReader(GrammarReader):
         return super().read(grammar)
 
 
-def test_an_output_is_held_to_its_grammar_until_it_may_only_end() -> None:
-    rig = Rig()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_output_is_held_to_its_grammar_until_it_may_only_end(device: str) -> None:
+    rig = Rig(device=device)
     rig.admit(0, 'start: "he" | "hello"')
 
     seen = [rig.step(0)[0]]
