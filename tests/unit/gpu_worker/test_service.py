@@ -100,7 +100,7 @@ class Stream:
     def __init__(self, call: "grpc.aio.StreamStreamCall[worker_pb2.RunRequest, worker_pb2.RunResponse]") -> None:
         self.call = call
 
-    async def send_hello(self, owner_id: str, protocol_version: int = 1) -> None:
+    async def send_hello(self, owner_id: str, protocol_version: int = 2) -> None:
         hello = worker_pb2.Hello(protocol_version=protocol_version, owner_id=owner_id)
         await self.call.write(worker_pb2.RunRequest(hello=hello))
 
@@ -210,7 +210,7 @@ async def test_hello_is_answered_by_ready_with_epoch_lease_and_sizes() -> None:
     async with serving(lease_s=2.5) as setting:
         ready = await (await setting.run()).ready()
 
-    assert (ready.protocol_version, ready.epoch, ready.lease_s) == (1, 1, 2.5)
+    assert (ready.protocol_version, ready.epoch, ready.lease_s) == (2, 1, 2.5)
     assert decode_worker_info(ready.worker) == worker_info()
 
 
@@ -366,7 +366,7 @@ async def test_another_protocol_version_is_refused() -> None:
         error = await stream.error()
 
     assert isinstance(error, WrongProtocol)
-    assert str(error) == "the peer speaks step protocol 9, this process 1; run the same release on both"
+    assert str(error) == "the peer speaks step protocol 9, this process 2; run the same release on both"
 
 
 async def test_an_owner_without_a_name_is_refused() -> None:
