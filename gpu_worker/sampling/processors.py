@@ -172,7 +172,7 @@ class ProcessorChain:
     ) -> tuple[Tensor, Exception | str | None]:
         """Return what a custom processor made of the scores, and why that cannot be used, if it cannot."""
         try:
-            changed: object = processor.apply(logits, ctx)
+            changed: object = processor.apply(logits, _copy(ctx))
             if not isinstance(changed, Tensor):
                 return logits, f"it returned {type(changed).__name__}, not a tensor"
             if _form(changed) != _form(before):
@@ -213,6 +213,19 @@ class ProcessorChain:
     def _forget(self, row: Row) -> None:
         self._is_accepted[:, row] = False
         self._is_marked[row] = False
+
+
+def _copy(ctx: LogitsContext) -> LogitsContext:
+    """Copy a context: its columns belong to the runner, and a processor might write to them."""
+    return LogitsContext(
+        expanded_idx_mapping=ctx.expanded_idx_mapping.clone(),
+        expanded_local_pos=ctx.expanded_local_pos.clone(),
+        idx_mapping=ctx.idx_mapping.clone(),
+        idx_mapping_np=ctx.idx_mapping_np.copy(),
+        input_ids=ctx.input_ids.clone(),
+        pos=ctx.pos.clone(),
+        seq_lens_upper_bound_np=ctx.seq_lens_upper_bound_np.copy(),
+    )
 
 
 def _form(tensor: Tensor) -> str:

@@ -227,6 +227,26 @@ def test_a_view_that_repeats_a_row_becomes_a_tensor_that_later_stages_may_write(
     assert changed.tolist() == [[5.0] * 4, [1.0] * 4]
 
 
+def test_what_a_processor_writes_to_its_context_nobody_else_sees() -> None:
+    class Scribbling(Recorder):
+        def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
+            for column in (ctx.expanded_idx_mapping, ctx.expanded_local_pos, ctx.idx_mapping, ctx.input_ids, ctx.pos):
+                column.fill_(7)
+            ctx.idx_mapping_np.fill(7)
+            ctx.seq_lens_upper_bound_np.fill(7)
+            return logits
+
+    chain = chain_of(Scribbling({0}, 0.0), Recorder({0}, 1.0))
+    admit(chain, 0)
+    ctx = context(1, 0)
+
+    changed, failures = chain.apply(torch.zeros(2, 2), ctx)
+
+    assert failures == []
+    assert changed.tolist() == [[0.0, 0.0], [2.0, 2.0]]
+    assert (ctx.idx_mapping_np.tolist(), ctx.idx_mapping.tolist(), ctx.pos.tolist()) == ([1, 0], [1, 0], [0, 0])
+
+
 @pytest.mark.parametrize(
     ("act", "said"),
     [
