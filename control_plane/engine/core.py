@@ -203,9 +203,12 @@ class EngineCore:
             self.end(live.request.request_id, reason, error)
 
     def expire_waiting(self, request_id: RequestId, waited_s: float) -> None:
-        """End a request that has waited too long, if it never had a row."""
+        """End a request that has waited too long, if none of its outputs ever had a row.
+
+        Those that wait while another one runs are not late: siblings wait until the prompt is computed, for one.
+        """
         live = self._ledger.live.get(request_id)
-        if live is not None and not live.has_started:
+        if live is not None and not live.had_turn:
             self.end(request_id, FinishReason.FAILED, QueuedTooLong(waited_s, RETRY_AFTER_S))
 
     def expire_homeless(self, now_s: float) -> None:

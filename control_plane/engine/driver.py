@@ -97,7 +97,7 @@ class EngineDriver:
     ) -> list[OutputStream]:
         """Start all outputs of one request, or none; the first one leads, and its id stands for all of them.
 
-        Each ends with DEADLINE after so many seconds, or as queued too long if it has no row by then.
+        Each ends with DEADLINE after so many seconds, and all as queued too long if none of them has a row by then.
         Raises: NotServing, DuplicateRequest, QueueFull, TenantQuotaExceeded.
         """
         now_s = self._clock()

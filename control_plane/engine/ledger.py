@@ -75,6 +75,10 @@ class Ledger:
             live.has_started = True
             live.num_cached_tokens = num_cached_tokens
             self.quota.note_started(live.request)
+        if not live.had_turn:
+            live.had_turn = True
+            for other in self._groups.get(live.request.sibling_of or live.request.request_id, ()):
+                other.had_turn = True
 
     # -- telling ------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class Live:
     num_prompt_logprobs: int = 0  # places of the prompt that were told, from place 1 on
     num_cached_tokens: int = 0  # prompt tokens that needed no computing when it first got a row
     has_started: bool = False  # it had a row
+    had_turn: bool = False  # it, or another output of its request, had a row
     is_recovered: bool = False  # its last worker was lost with a plan that named it
     is_suspect: bool = False  # a worker died while it computed this one, perhaps because of it
     blame: float = 0.0  # for deaths of workers since it last settled; one that nobody else can be to blame for counts 1

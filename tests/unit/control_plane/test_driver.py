@@ -408,16 +408,18 @@ async def test_outputs_that_are_refused_leave_no_reader_and_no_timer() -> None:
 
 
 @on_virtual_time
-async def test_a_deadline_and_the_patience_in_the_queue_are_of_each_output() -> None:
+async def test_the_patience_in_the_queue_is_over_once_the_first_output_has_a_row() -> None:
     handle = StuckHandle(FakeWorker(worker_info(max_sequences=1)))
     async with engine(handle) as driver:
         running, waiting = driver.submit(outputs("a", 2), G, deadline_s=9.0, max_queue_s=5.0)
+        behind = driver.submit(outputs("b", 2), G, deadline_s=9.0, max_queue_s=5.0)
 
-        _, told = await read_all(waiting)
+        ends = [(await read_all(stream))[1] for stream in behind]
         at_s = asyncio.get_running_loop().time()
-        _, other = await read_all(running)
+        others = [(await read_all(stream))[1] for stream in (running, waiting)]
 
-    assert (at_s, type(told.error), other.finish) == (5.0, QueuedTooLong, FinishReason.DEADLINE)
+    assert (at_s, [type(end.error) for end in ends]) == (5.0, [QueuedTooLong] * 2)
+    assert [other.finish for other in others] == [FinishReason.DEADLINE] * 2
 
 
 @on_virtual_time
