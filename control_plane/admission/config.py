@@ -37,6 +37,11 @@ class AdmissionConfig:
     model_defaults: bool = True  # unset sampling parameters get what the model's generation config says
     default_sampling: str = ""  # such as temperature=0.7,top_p=0.9: unset ones get this, whatever the model says
 
+    @property
+    def max_outputs(self) -> int:
+        """Outputs that one request may have: each counts for its tenant, who could never have more."""
+        return min(self.max_n, self.max_tenant_requests or self.max_n)
+
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)

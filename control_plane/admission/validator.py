@@ -43,7 +43,7 @@ class Validator:
         """Without `extra_args` no argument of a processor is known; without `grammars` none can be asked for."""
         self._models = models
         self._reader = PromptReader(config.max_prompt_bytes)
-        self._sampling = SamplingReader(config.max_n, extra_args, grammars)
+        self._sampling = SamplingReader(config.max_outputs, extra_args, grammars)
         self._config = config
         self._tenant_key = config.tenant_key
         self._draw_seed = draw_seed  # in [0, 2**64)

@@ -170,6 +170,13 @@ def test_the_operator_says_how_many_outputs_a_request_may_have() -> None:
     assert only(checker, n=3) == ("sampling.n", "OUT_OF_RANGE", "is 3; must be in [1, 2]")
 
 
+def test_more_outputs_than_a_tenant_may_ever_have_are_refused_for_good() -> None:
+    checker = validator(config=AdmissionConfig(max_tenant_requests=3))
+
+    assert only(checker, n=4) == ("sampling.n", "OUT_OF_RANGE", "is 4; must be in [1, 3]")
+    assert len(checker.validate(Submission(token_ids=[3], sampling={"n": 3})).requests) == 3
+
+
 def test_everything_wrong_is_told_at_once_in_the_order_of_the_fields() -> None:
     wrong: dict[str, Any] = {
         "stream_interval": 0,
