@@ -66,7 +66,9 @@ class RequestStates(Protocol):
 class LogitsContext:
     """Which row of the logits belongs to whom. R = rows of logits in this step, S = sequences that sample.
 
-    Rows are in a new order every step: find yours through `expanded_idx_mapping`.
+    Rows are in a new order every step: find yours through `expanded_idx_mapping`. The rows of one request lie side by
+    side, in the order of its drafts: the first stands behind the committed tokens, each further one behind one more
+    draft, which is its `input_ids`.
     """
 
     expanded_idx_mapping: "Tensor"  # [R] int64: req_idx of each row of logits

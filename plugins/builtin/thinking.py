@@ -32,7 +32,8 @@ class ThinkingBudget(LogitsProcessor):
 
     What has begun to close is closed, and what closes itself is left alone. Each section has a budget of its own. A
     token that other stages have ruled out is not forced: the row is left as it is until it can be. All follows from
-    the output so far. The configuration's section may say what opens and closes: {"start": [ids], "end": [ids]}.
+    the output so far. The configuration's section says what opens and closes, {"start": [ids], "end": [ids]}; a request
+    may say otherwise.
     """
 
     name: ClassVar[str] = "thinking_budget"
@@ -67,12 +68,24 @@ class ThinkingBudget(LogitsProcessor):
     }
 
     def __init__(self, config: ProcessorConfig, req_states: RequestStates) -> None:
-        unknown = sorted(config.section.keys() - {"start", "end"})
+        """Raises: ValueError: the section does not say what opens and what closes, or not in this vocabulary."""
+        section = config.section
+        unknown = sorted(section.keys() - {"start", "end"})
         if unknown:
             raise ValueError(f"{', '.join(unknown)} is no key of {self.name}'s section; start and end are")
+        start, end = token_ids(section, "start", MAX_MARK), token_ids(section, "end", MAX_MARK)
+        if start is None or end is None:
+            raise ValueError(
+                "it must know the tokens that open and close a section: set "
+                f'{{"{self.name}": {{"start": [ids], "end": [ids]}}}} in plugins.logits_processor_config'
+            )
+        if max(*start, *end) >= config.vocab_size:
+            raise ValueError(
+                f"its section has token {max(*start, *end)}, and this model has ids below {config.vocab_size}"
+            )
+        _require_apart("end", end, "start", start)
+        self._start, self._end = start, end
         self._states = req_states
-        self._start = token_ids(config.section, "start", MAX_MARK)
-        self._end = token_ids(config.section, "end", MAX_MARK)
         no_mark = [NO_TOKEN] * MAX_MARK
         columns: dict[str, Number | Sequence[Number]] = {
             "budget": 0,
@@ -87,39 +100,28 @@ class ThinkingBudget(LogitsProcessor):
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         args = sampling_params.extra_args
-        marks = token_ids(args, "thinking_start", MAX_MARK), token_ids(args, "thinking_end", MAX_MARK)
+        start, end = token_ids(args, "thinking_start", MAX_MARK), token_ids(args, "thinking_end", MAX_MARK)
         truth(args, "thinking_open")
         if "thinking_budget" in args:
             whole_number(args, "thinking_budget", 0, 0, MAX_BUDGET)
-            _require_apart(*marks)
+            _require_apart("thinking_end", end, "thinking_start", start)
         elif cls.extra_arg_names is not None and not args.keys().isdisjoint(cls.extra_arg_names):
             raise ValueError("what opens and closes a section says nothing without thinking_budget")
 
     def add_request(self, req_idx: Row, sampling_params: SamplingParams) -> bool:
-        """Raises: ValueError: nobody has said what opens or closes a section, or it is not of this vocabulary."""
+        """Declines marks that this model has no tokens for: such a section is never there, or never ends."""
         args = sampling_params.extra_args
         self._asked.decline(req_idx)
         if "thinking_budget" not in args:
             return False
-        is_open = truth(args, "thinking_open")
-        start = token_ids(args, "thinking_start", MAX_MARK) or self._start or ()
+        start = token_ids(args, "thinking_start", MAX_MARK) or self._start
         end = token_ids(args, "thinking_end", MAX_MARK) or self._end
-        if end is None or not (start or is_open):
-            raise ValueError(
-                "thinking_budget needs to know the tokens that open and close a section: give thinking_end, and "
-                f'thinking_start or thinking_open, or set {{"start": [...], "end": [...]}} for {self.name} in '
-                "plugins.logits_processor_config"
-            )
-        _require_apart(start, end)
-        if max(*start, *end, 0) >= self._states.vocab_size:
-            raise ValueError(
-                f"token {max(*start, *end, 0)} opens or closes a section, and this model has ids below "
-                f"{self._states.vocab_size}"
-            )
+        if max(*start, *end) >= self._states.vocab_size:
+            return False
         self._asked.accept(
             req_idx,
             budget=whole_number(args, "thinking_budget", 0, 0, MAX_BUDGET),
-            is_open=int(is_open),
+            is_open=int(truth(args, "thinking_open")),
             num_start=len(start),
             num_end=len(end),
             start=(*[NO_TOKEN] * (MAX_MARK - len(start)), *start),  # at the right, as it is compared
@@ -158,11 +160,10 @@ class ThinkingBudget(LogitsProcessor):
         return write_back(logits, closed_KV, chosen)
 
 
-def _require_apart(start: Sequence[int] | None, end: Sequence[int] | None) -> None:
+def _require_apart(end_name: str, end: Sequence[int] | None, start_name: str, start: Sequence[int] | None) -> None:
     """Raises: ValueError: what opens a section closes it."""
-    start, end = tuple(start or ()), tuple(end or ())
-    if end and any(start[at : at + len(end)] == end for at in range(len(start))):
-        raise ValueError("thinking_start has thinking_end in it: a section would be closed when it opens")
+    if start and end and any(start[at : at + len(end)] == end for at in range(len(start))):
+        raise ValueError(f"{start_name} has {end_name} in it: a section would be closed when it opens")
 
 
 def _opened_at(history_KW: "Tensor", start_KM: "Tensor", end_KM: "Tensor", asked: Mapping[str, "Tensor"]) -> "Tensor":

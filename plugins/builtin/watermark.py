@@ -54,14 +54,17 @@ class Watermark(LogitsProcessor):
     }
 
     def __init__(self, config: ProcessorConfig, req_states: RequestStates) -> None:
-        """Raises: ValueError: the section has a key that is no text, or is empty; the message does not show it."""
+        """Raises: ValueError: the section has no key, or one that is no text or empty; the message does not show it."""
         unknown = sorted(config.section.keys() - {"key"})
         if unknown:
             raise ValueError(f"{', '.join(unknown)} is no key of {self.name}'s section; key is")
         secret = config.section.get("key")
-        if secret is not None and not (isinstance(secret, str) and secret):
-            raise ValueError(f"the key of {self.name} must be a text that is not empty")
-        self._key = None if secret is None else key_of(secret)
+        if not (isinstance(secret, str) and secret):
+            raise ValueError(
+                "it must have a key to mark with, a text that is not empty: set "
+                f'{{"{self.name}": {{"key": "a secret"}}}} in plugins.logits_processor_config'
+            )
+        self._key = key_of(secret)
         self._vocab_size = req_states.vocab_size
         self._asked = StagedRows(req_states, {"delta": 0.0, "threshold": 0})
 
@@ -70,16 +73,10 @@ class Watermark(LogitsProcessor):
         _read(sampling_params)
 
     def add_request(self, req_idx: Row, sampling_params: SamplingParams) -> bool:
-        """Raises: ValueError: a mark is asked for, and this worker was given no key."""
         self._asked.decline(req_idx)
         asked = _read(sampling_params)
         if asked is None:
             return False
-        if self._key is None:
-            raise ValueError(
-                f'this worker has no key to mark with: set {{"{self.name}": {{"key": "a secret"}}}} in '
-                "plugins.logits_processor_config"
-            )
         gamma, delta = asked
         self._asked.accept(req_idx, threshold=threshold_of(gamma), delta=delta)
         return True
@@ -89,7 +86,7 @@ class Watermark(LogitsProcessor):
 
     def apply(self, logits: "Tensor", ctx: LogitsContext) -> "Tensor":
         chosen = self._asked.choose(ctx)
-        if chosen is None or self._key is None:
+        if chosen is None:
             return logits
         previous_K = ctx.input_ids[chosen.rows]
         is_green_KV = green_tokens(self._key, previous_K, self._asked.column("threshold", chosen), self._vocab_size)

@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.engine.local import LocalEngine
 from plugins.builtin.watermark_detector import detect
-from plugins.errors import InvalidRequest
+from plugins.errors import InvalidConfig, InvalidRequest
 from plugins.types import SamplingParams
 
 SECRET = "a key of these tests"
@@ -18,7 +18,7 @@ PROMPT = [11, 12, 13]
 def engine() -> Iterator[LocalEngine]:
     with LocalEngine(
         logits_processors=["ngram_repetition", "thinking_budget", "watermark"],
-        logits_processor_config={"watermark": {"key": SECRET}},
+        logits_processor_config={"watermark": {"key": SECRET}, "thinking_budget": {"start": [98], "end": [99]}},
         load_format="dummy",
         dtype="float32",
         threads=1,
@@ -94,10 +94,15 @@ def test_wrong_arguments_are_refused_at_admission(
     assert [(each.field, each.reason) for each in refused.value.violations] == [(field, reason)]
 
 
-def test_what_only_the_worker_can_know_fails_that_request_alone(engine: LocalEngine) -> None:
+@pytest.mark.parametrize("name", ["thinking_budget", "watermark"])
+def test_one_without_its_section_stops_the_start_and_names_the_key(name: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"{name} .*failed in __init__.* in plugins.logits_processor_config"):
+        LocalEngine(logits_processors=[name], load_format="dummy", dtype="float32", threads=1, num_blocks=64)
+
+
+def test_marks_that_the_model_has_no_tokens_for_fail_nobody(engine: LocalEngine) -> None:
     (alone,) = outputs(engine, {})
 
-    failed, plain = outputs(engine, {"thinking_budget": 3}, {})
+    (asked,) = outputs(engine, {"thinking_budget": 3, "thinking_open": True, "thinking_end": [10**6]})
 
-    assert failed == ()
-    assert plain == alone
+    assert asked == alone

@@ -19,6 +19,7 @@ from tests.architecture.sources import ROOT
 from tests.contract import broken_processors as broken
 from tests.contract.torch_at_top import TorchAtTop
 
+MARKS: Mapping[str, Any] = {"start": [498], "end": [499]}
 THINKING: Mapping[str, Any] = {"thinking_budget": 4, "thinking_start": [5], "thinking_end": [7, 8, 7]}
 
 
@@ -31,7 +32,7 @@ def failed(results: tuple[CheckResult, ...]) -> dict[str, str]:
     [
         (NgramRepetitionBreaker, (), {}),
         (NgramRepetitionBreaker, ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 16}), {}),
-        (ThinkingBudget, (), {}),
+        (ThinkingBudget, (), MARKS),
         (ThinkingBudget, (THINKING, {"thinking_budget": 1}), {"start": [4], "end": [9]}),
         (Watermark, (), {"key": "a key of these tests"}),
         (broken.Fee, broken.EXAMPLES, {}),
@@ -62,7 +63,7 @@ def without_picking(cls: type[LogitsProcessor]) -> type[LogitsProcessor]:
 
 @pytest.mark.parametrize(
     ("cls", "section"),
-    [(NgramRepetitionBreaker, {}), (ThinkingBudget, {}), (Watermark, {"key": "a key of these tests"})],
+    [(NgramRepetitionBreaker, {}), (ThinkingBudget, MARKS), (Watermark, {"key": "a key of these tests"})],
     ids=["n-gram", "thinking", "watermark"],
 )
 def test_all_promises_are_kept_where_rows_are_not_picked(
@@ -156,7 +157,7 @@ def test_a_missing_key_fails_the_checks_with_the_remedy() -> None:
 
     assert (
         'set {"watermark": {"key": "a secret"}} in plugins.logits_processor_config'
-        in found["add request says true or false"]
+        in found["it is built from a configuration and the states"]
     )
 
 

@@ -14,6 +14,12 @@ from tests.unit.plugins.one_row import RULED_OUT, allowed, scores
 
 MARKED = {"thinking_budget": 2, "thinking_start": [5, 6], "thinking_end": [7, 8]}  # a section is 5 6 ... 7 8
 OPEN = {"thinking_budget": 3, "thinking_open": True, "thinking_end": [7]}
+SECTION = {"start": [498], "end": [499]}
+
+
+def asked(args: dict[str, Any], output: Sequence[int] = (), drafts: Sequence[int] = (), **others: Any) -> torch.Tensor:
+    """What becomes of the scores of a request on a worker that knows other marks, unless the section says otherwise."""
+    return scores(ThinkingBudget, args, output, drafts, **{"section": SECTION} | others)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ OPEN = {"thinking_budget": 3, "thinking_open": True, "thinking_end": [7]}
 def test_a_section_that_has_used_its_budget_is_closed(
     args: dict[str, Any], output: tuple[int, ...], choice: list[int] | str
 ) -> None:
-    assert allowed(scores(ThinkingBudget, args, output)[0]) == choice
+    assert allowed(asked(args, output)[0]) == choice
 
 
 def choice_of(args: dict[str, Any], output: Sequence[int]) -> list[int] | str:
@@ -85,37 +91,37 @@ def test_who_reads_token_by_token_finds_the_same(seed: int) -> None:
     }
     output = [draw.choice((5, 6, 7, 8, 9)) for _ in range(draw.randint(0, 40))]
 
-    assert allowed(scores(ThinkingBudget, args, output)[0]) == choice_of(args, output)
+    assert allowed(asked(args, output)[0]) == choice_of(args, output)
 
 
 def test_drafts_count() -> None:
-    found = scores(ThinkingBudget, MARKED, (5,), (6, 1, 2, 7, 8))
+    found = asked(MARKED, (5,), (6, 1, 2, 7, 8))
 
     assert [allowed(row) for row in found] == ["all", "all", "all", [7], [8], "all"]
 
 
 def test_a_section_in_the_prompt_is_none_of_the_output() -> None:
-    assert allowed(scores(ThinkingBudget, MARKED, (1, 2, 3), prompt=(5, 6))[0]) == "all"
+    assert allowed(asked(MARKED, (1, 2, 3), prompt=(5, 6))[0]) == "all"
 
 
 def test_a_forced_token_keeps_its_score() -> None:
     before = torch.full((1, VOCAB_SIZE), 2.5)
 
-    assert float(scores(ThinkingBudget, OPEN, (1, 2, 3), before=before)[0, 7]) == 2.5
+    assert float(asked(OPEN, (1, 2, 3), before=before)[0, 7]) == 2.5
 
 
 def test_a_token_that_a_stage_before_has_ruled_out_is_not_forced() -> None:
     before = torch.zeros((1, VOCAB_SIZE))
     before[0, 7] = RULED_OUT
 
-    assert scores(ThinkingBudget, OPEN, (1, 2, 3), before=before).equal(before)
+    assert asked(OPEN, (1, 2, 3), before=before).equal(before)
 
 
 def test_the_configuration_says_what_opens_and_closes_where_the_request_does_not() -> None:
     section = {"start": [5, 6], "end": [7]}
 
-    found = scores(ThinkingBudget, {"thinking_budget": 1}, (5, 6, 1), section=section)
-    other = scores(ThinkingBudget, {"thinking_budget": 1, "thinking_end": [9]}, (5, 6, 1), section=section)
+    found = asked({"thinking_budget": 1}, (5, 6, 1), section=section)
+    other = asked({"thinking_budget": 1, "thinking_end": [9]}, (5, 6, 1), section=section)
 
     assert (allowed(found[0]), allowed(other[0])) == ([7], [9])
 
@@ -145,27 +151,44 @@ def test_what_cannot_be_meant_is_refused(args: dict[str, Any], complaint: str) -
     assert str(refused.value) == complaint
 
 
-@pytest.mark.parametrize(
-    ("args", "complaint"),
-    [
-        ({"thinking_budget": 1}, 'give thinking_end, and thinking_start or thinking_open, or set {"start"'),
-        ({"thinking_budget": 1, "thinking_end": [7]}, "give thinking_end, and thinking_start or thinking_open"),
-        (
-            {**MARKED, "thinking_end": [VOCAB_SIZE]},
-            "token 500 opens or closes a section, and this model has ids below 500",
-        ),
-    ],
-)
-def test_what_only_a_worker_can_know_is_refused_there(args: dict[str, Any], complaint: str) -> None:
-    processor = Subject(ThinkingBudget, ()).build(Tables())
-    ThinkingBudget.validate_params(SamplingParams(extra_args=args))
+@pytest.mark.parametrize("marks", [{"thinking_start": [VOCAB_SIZE]}, {"thinking_end": [7, VOCAB_SIZE]}], ids=str)
+def test_marks_that_the_model_has_no_tokens_for_force_nothing(marks: dict[str, Any]) -> None:
+    """No mistake of a caller, which admission cannot see, fails on the worker."""
+    processor = Subject(ThinkingBudget, (), SECTION).build(Tables())
 
-    with pytest.raises(ValueError, match=".*") as refused:
-        processor.add_request(Row(0), SamplingParams(extra_args=args))
+    is_accepted = processor.add_request(Row(0), SamplingParams(extra_args={**MARKED, **marks}))
+
+    assert is_accepted is False
+
+
+def test_a_start_that_the_configured_end_closes_at_once_opens_nothing() -> None:
+    section = {"start": [9], "end": [6]}
+
+    found = asked({"thinking_budget": 1, "thinking_start": [5, 6]}, (5, 6, 1, 2, 3), section=section)
+
+    assert allowed(found[0]) == "all"
+
+
+KNOW = 'set {"thinking_budget": {"start": [ids], "end": [ids]}} in plugins.logits_processor_config'
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ({}, KNOW),
+        ({"start": [5]}, KNOW),
+        ({"end": [7]}, KNOW),
+        ({"stop": [7]}, "stop is no key of thinking_budget's section; start and end are"),
+        ({"start": "<think>", "end": [7]}, "start is '<think>'; it must be a list of 1 to 16 token ids"),
+        ({"start": [5], "end": [VOCAB_SIZE]}, "its section has token 500, and this model has ids below 500"),
+        ({"start": [5, 7], "end": [7]}, "start has end in it: a section would be closed when it opens"),
+    ],
+    ids=str,
+)
+def test_a_section_that_does_not_say_what_opens_and_closes_stops_the_start(
+    section: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        Subject(ThinkingBudget, (), section).build(Tables())
 
     assert complaint in str(refused.value)
-
-
-def test_an_unknown_key_of_the_section_stops_the_start() -> None:
-    with pytest.raises(ValueError, match="stop is no key of thinking_budget's section; start and end are"):
-        Subject(ThinkingBudget, (), {"stop": [7]}).build(Tables())

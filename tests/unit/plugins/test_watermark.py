@@ -156,7 +156,8 @@ def test_what_cannot_be_meant_is_refused(args: dict[str, Any], complaint: str) -
     with pytest.raises(ValueError) as refused:
         Watermark.validate_params(SamplingParams(extra_args=args))
 
-    assert str(refused.value) == complaint
+    assert complaint in str(refused.value)
+    assert "123456" not in str(refused.value)
 
 
 @pytest.mark.parametrize("args", [{}, {"watermark": False}, {"watermark": True, "watermark_delta": 0}], ids=str)
@@ -166,24 +167,22 @@ def test_who_asks_for_no_mark_is_declined(args: dict[str, Any]) -> None:
     assert processor.add_request(Row(0), SamplingParams(extra_args=args)) is False
 
 
-def test_a_worker_without_a_key_refuses_and_tells_the_remedy() -> None:
-    processor = Subject(Watermark, ()).build(Tables())
-
-    with pytest.raises(ValueError, match="this worker has no key to mark with: set .* in plugins.logits_processor_con"):
-        processor.add_request(Row(0), SamplingParams(extra_args={"watermark": True}))
+KEY = 'set {"watermark": {"key": "a secret"}} in plugins.logits_processor_config'
 
 
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
-        ({"key": ""}, "the key of watermark must be a text that is not empty"),
-        ({"key": 123456}, "the key of watermark must be a text that is not empty"),
+        ({}, KEY),
+        ({"key": ""}, KEY),
+        ({"key": 123456}, KEY),
         ({"secret": "x"}, "secret is no key of watermark's section; key is"),
     ],
-    ids=["empty", "a number", "another name"],
+    ids=["none", "empty", "a number", "another name"],
 )
 def test_a_wrong_section_stops_the_start_and_no_secret_is_shown(section: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError) as refused:
         Subject(Watermark, (), section).build(Tables())
 
-    assert str(refused.value) == complaint
+    assert complaint in str(refused.value)
+    assert "123456" not in str(refused.value)

@@ -122,7 +122,7 @@ def test_a_policy_is_checked_at_work_in_a_scheduler_too(capsys: pytest.CaptureFi
     "words",
     [
         ["ngram_repetition"],
-        ["plugins.builtin.thinking:ThinkingBudget"],
+        ["plugins.builtin.thinking:ThinkingBudget", "--section", '{"start": [5], "end": [7]}'],
         ["watermark", "--section", '{"key": "a key of these tests"}'],
         ["tests.contract.broken_processors:Fee", "--example", '{"fee": 2}', "--example", '{"fee": 0.5}'],
     ],
