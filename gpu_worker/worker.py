@@ -42,6 +42,8 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> Pending: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
@@ -150,13 +152,14 @@ class Worker:
             raise item
 
     async def close(self) -> None:
-        """Let the thread finish what it has launched, and end `results`."""
+        """Let the thread finish what it has launched and close the runner, and end `results`."""
         if self._is_closed:
             return
         self._is_closed = True
         self._commands.put(_Stop())
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+        if self._thread.ident is None:
+            self._thread.start()
+        await asyncio.to_thread(self._thread.join)
         if self._channel is not None:
             self._channel.items.put_nowait(None)
 
@@ -202,6 +205,7 @@ class _DeviceThread:
             if isinstance(command, _Stop):
                 while self._launched:
                     self._guarded(self._deliver)
+                self._guarded(self._runner.close)
                 return
             if isinstance(command, _Opened):
                 self._guarded(partial(self._open, command))
@@ -212,10 +216,10 @@ class _DeviceThread:
         """Whatever goes wrong goes to the owner, whose plans are then ignored until somebody opens again."""
         try:
             work()
-        except Exception as error:
+        except BaseException as error:  # one that ended the thread would let the owner wait for ever
             self._launched.clear()
             if self._channel is not None:
-                self._channel.put(error)
+                self._channel.put(error if isinstance(error, Exception) else RuntimeError(f"a step met {error!r}"))
             self._channel = None
 
     def _open(self, opened: _Opened) -> None:

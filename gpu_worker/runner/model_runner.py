@@ -69,6 +69,10 @@ class ModelRunner:
         self._prompts.clear()
         self._failures.clear()
 
+    def close(self) -> None:
+        """End what runs beside the device thread. Nothing may follow."""
+        self._sampling.close()
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "PendingStep":
         """Start a plan. Nothing waits for the device; what the plan produced is in `PendingStep.result`.

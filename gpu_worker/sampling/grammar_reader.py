@@ -7,6 +7,7 @@ business of `grammars.py`.
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from plugins.grammar_limits import PARSER_LIMITS
@@ -67,15 +68,10 @@ class GrammarReader:
     """The tokenizer, and the grammars read with it. One thread at a time may use it; its states live by themselves."""
 
     def __init__(self, tokenizer_json: bytes, eos_token_ids: Sequence[TokenId]) -> None:
-        """Takes 0.2 s for 49,152 tokens. Raises: GrammarFault: the tokenizer is of a kind that cannot be used."""
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer  # a worker serves without it
+        """Raises: GrammarFault: the tokenizer is of a kind that cannot be used."""
+        from llguidance import LLMatcher, LLParserLimits  # a worker serves without it
 
-        try:
-            # A file may carry the settings of its training.
-            tree = {**json.loads(tokenizer_json), "truncation": None, "padding": None}
-            self._tokenizer = LLTokenizer(json.dumps(tree), eos_token=list(eos_token_ids))
-        except ValueError as error:
-            raise GrammarFault("GRAMMAR_FAILED", f"cannot be used with the model's tokenizer: {error}") from error
+        self._tokenizer = _read_tokenizer(tokenizer_json, tuple(eos_token_ids))
         self._make_matcher = LLMatcher
         self._limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
         self._eos_token_ids = tuple(eos_token_ids)
@@ -95,6 +91,19 @@ class GrammarReader:
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return GrammarState(matcher.deep_copy(), self._eos_token_ids)
+
+
+@lru_cache(maxsize=4)  # the workers of one process share them
+def _read_tokenizer(tokenizer_json: bytes, eos_token_ids: tuple[TokenId, ...]) -> Any:
+    """Takes 0.2 s for 49,152 tokens, in which no other thread of Python runs. Raises: GrammarFault."""
+    from llguidance import LLTokenizer
+
+    try:
+        # A file may carry the settings of its training.
+        tree = {**json.loads(tokenizer_json), "truncation": None, "padding": None}
+        return LLTokenizer(json.dumps(tree), eos_token=list(eos_token_ids))
+    except ValueError as error:
+        raise GrammarFault("GRAMMAR_FAILED", f"cannot be used with the model's tokenizer: {error}") from error
 
 
 def _without(mask: bytes, token_ids: Sequence[TokenId]) -> bytes:

@@ -4,9 +4,10 @@ Grammars are read in one thread and followed in others, so that the device threa
 on. What a grammar allows is the business of `grammar_reader.py`.
 """
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,12 +18,16 @@ from torch import Tensor
 from gpu_worker.sampling.grammar_reader import GrammarFault, GrammarReader, GrammarState
 from plugins.types import Admission, Row, RowFailure, TokenId
 
+logger = logging.getLogger(__name__)
+
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 # A mask takes 0.01 to 2 ms, and is made while the forward runs. One that takes longer is waited for so long; then its
 # row waits for the next step, and its neighbours do not.
 MAX_WAIT_S: Final = 0.01
+# A step all of whose rows would wait has nothing else to do: to compute it again would take a core from the reading.
+MAX_IDLE_S: Final = 0.05
 
 
 class KnownTokens(Protocol):
@@ -48,7 +53,8 @@ class GrammarStage:
         num_threads: int,
         max_wait_s: float = MAX_WAIT_S,
     ) -> None:
-        """`make_reader` is called in the reading thread, for the first grammar."""
+        """`make_reader` is called in the reading thread, at once: it holds up all threads of Python, and the first
+        grammar may come beside rows that decode."""
         self._table = table
         self._make_reader = make_reader
         self._reader: GrammarReader | None = None  # of the reading thread
@@ -56,25 +62,33 @@ class GrammarStage:
         self._following = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._max_wait_s = max_wait_s
         self._rows: dict[Row, _Output] = {}
+        self._reading.submit(self._prepared)
 
     def admit(self, admission: Admission) -> None:
         """Take a new occupant of a row, and begin to read its grammar elsewhere if it has one."""
+        self.release((admission.row,))
         grammar = admission.sampling.grammar
         if grammar:
             state = self._reading.submit(self._read, grammar)
             output = admission.token_ids[admission.num_prompt_tokens :]
             self._rows[admission.row] = _Output(state, output, len(admission.token_ids))
-        else:
-            self._rows.pop(admission.row, None)
 
     def release(self, rows: Sequence[Row]) -> None:
         """Forget some rows."""
         for row in rows:
-            self._rows.pop(row, None)
+            output = self._rows.pop(row, None)
+            if output is not None:
+                output.drop()
 
     def clear(self) -> None:
         """Forget every row."""
-        self._rows.clear()
+        self.release(tuple(self._rows))
+
+    def close(self) -> None:
+        """End the threads, after what they are at: at most the time that one grammar takes to read."""
+        self.clear()
+        for threads in (self._reading, self._following):
+            threads.shutdown(cancel_futures=True)
 
     def begin(self, rows_R: Ints) -> None:
         """Begin to find out what these rows allow, while the forward runs: all their tokens so far are known."""
@@ -85,35 +99,33 @@ class GrammarStage:
                 if output.mask is None or output.num_tokens < num_tokens:
                     output.follow(self._table.all_token_ids[row, output.num_tokens : num_tokens], self._following)
 
-    def mask(self, logits_RV: Tensor, rows_R: Ints) -> tuple[Bools, list[RowFailure]]:
+    def mask(self, logits_RV: Tensor, rows_R: Ints, is_alone: bool) -> tuple[Bools, list[RowFailure]]:
         """Set to -inf, in place, what the grammars of the rows do not allow. `begin` was called for the same rows.
 
+        `is_alone` says that the step computes no other rows, which could not go on if all of these wait for longer.
         Returns which rows must wait, [R], because their grammar is not read yet, and those whose grammar failed.
         """
+        rows = [Row(row) for row in rows_R.tolist()] if self._rows else []
+        outputs = {index: self._rows[row] for index, row in enumerate(rows) if row in self._rows}
+        answers = _collect(outputs, self._max_wait_s)
+        if is_alone and rows and not answers and len(outputs) == len(rows):
+            wait([output.mask for output in outputs.values() if output.mask is not None], MAX_IDLE_S, FIRST_COMPLETED)
+            answers = _collect(outputs, 0.0)
         is_waiting: Bools = np.zeros(len(rows_R), dtype=np.bool_)
-        failures: list[RowFailure] = []
-        masks: dict[int, bytes] = {}
-        deadline_s = time.monotonic() + self._max_wait_s
-        for index, row in enumerate(map(Row, rows_R.tolist() if self._rows else ())):
-            output = self._rows.get(row)
-            if output is None:
-                continue
-            try:
-                mask = output.wait(deadline_s)
-            except GrammarFault as fault:
-                failures.append(RowFailure(row, fault.reason, f"the grammar {fault}"))
-                continue
-            is_waiting[index] = mask is None
-            if mask is not None:
-                masks[index] = mask
+        is_waiting[[index for index in outputs if index not in answers]] = True
+        masks = {index: answer for index, answer in answers.items() if isinstance(answer, bytes)}
         if masks:
             _apply(logits_RV, masks)
-        return is_waiting, failures
+        faults = ((rows[index], answer) for index, answer in answers.items() if isinstance(answer, GrammarFault))
+        return is_waiting, [RowFailure(row, fault.reason, f"the grammar {fault}") for row, fault in faults]
 
     def _read(self, grammar: str) -> GrammarState:
+        return self._prepared().read(grammar)
+
+    def _prepared(self) -> GrammarReader:
         if self._reader is None:
             self._reader = self._make_reader()
-        return self._reader.read(grammar)
+        return self._reader
 
 
 class _Output:
@@ -144,18 +156,42 @@ class _Output:
         except TimeoutError:
             return None
 
+    def drop(self) -> None:
+        """Nobody asks for it any more: its grammar need not be read, if that has not begun."""
+        self._state.cancel()
+
+
+def _collect(outputs: "Mapping[int, _Output]", max_wait_s: float) -> dict[int, bytes | GrammarFault]:
+    """Return the masks that are there in time, and why there is none; what is missing must be waited for."""
+    deadline_s = time.monotonic() + max_wait_s
+    answers: dict[int, bytes | GrammarFault] = {}
+    for index, output in outputs.items():
+        try:
+            mask = output.wait(deadline_s)
+        except GrammarFault as fault:
+            answers[index] = fault
+            continue
+        if mask is not None:
+            answers[index] = mask
+    return answers
+
 
 def _start(
     threads: ThreadPoolExecutor, state: "Future[GrammarState]", arrivals: "Sequence[_Arrival]", mask: "Future[bytes]"
 ) -> None:
     """A grammar has been read, or it is known why it cannot be."""
+    if state.cancelled():
+        return
 
     def follow() -> None:
         try:
             token_ids = [token_id for arrival in arrivals for token_id in arrival.token_ids()]
             mask.set_result(state.result().advance(token_ids))
-        except BaseException as error:
-            mask.set_exception(error)  # the device thread raises it, or fails the row
+        except GrammarFault as fault:
+            mask.set_exception(fault)
+        except BaseException as error:  # whatever the library met, it is the fate of one row
+            logger.error("grammar_failed", exc_info=error)
+            mask.set_exception(GrammarFault("GRAMMAR_FAILED", f"met {type(error).__name__}, see the worker's log"))
 
     threads.submit(follow)
 

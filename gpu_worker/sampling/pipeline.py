@@ -32,11 +32,14 @@ class Grammars(Protocol):
     def clear(self) -> None:
         """Forget every row."""
 
+    def close(self) -> None:
+        """End what runs beside the device thread."""
+
     def begin(self, rows_R: Ints) -> None:
         """Begin to find out what these rows allow, while the forward runs: all their tokens so far are known."""
 
-    def mask(self, logits_RV: Tensor, rows_R: Ints) -> tuple[Bools, list[RowFailure]]:
-        """Set to -inf, in place, what the grammars of the rows do not allow.
+    def mask(self, logits_RV: Tensor, rows_R: Ints, is_alone: bool) -> tuple[Bools, list[RowFailure]]:
+        """Set to -inf, in place, what the grammars of the rows do not allow. `is_alone`: the step has no other rows.
 
         Returns which rows must wait, [R], because their grammar is not read yet, and those whose grammar failed.
         """
@@ -66,6 +69,11 @@ class SamplingPipeline:
         self._logprobs.clear()
         if self._grammars is not None:
             self._grammars.clear()
+
+    def close(self) -> None:
+        """End what runs beside the device thread. Nothing may follow."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def release(self, rows: Sequence[Row]) -> None:
         """Forget some rows."""
@@ -104,7 +112,8 @@ class SamplingPipeline:
         failures: list[RowFailure] = []
         asked = self._logprobs.look(logits_RV, inputs.sampled_rows)
         if self._grammars is not None:
-            is_waiting, failures = self._grammars.mask(logits_RV, inputs.sampled_rows)
+            is_alone = len(inputs.rows) == len(inputs.sampled_rows)
+            is_waiting, failures = self._grammars.mask(logits_RV, inputs.sampled_rows, is_alone)
         logits_RV, broken = self._processors.apply(logits_RV, inputs.context)
         failures += broken
         tokens_R = sample(logits_RV, inputs.sampling)

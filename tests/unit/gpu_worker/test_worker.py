@@ -58,12 +58,16 @@ class FakeRunner:
         self.is_ready = is_ready
         self.events: list[str] = []
         self.failures: tuple[RowFailure, ...] = ()
+        self.closed_in = ""  # which thread
         self.on_launch: Callable[[StepPlan], None] = lambda plan: None
         self.on_reset: Callable[[], None] = lambda: None
 
     def reset(self) -> None:
         self.events.append("reset")
         self.on_reset()
+
+    def close(self) -> None:
+        self.closed_in = threading.current_thread().name
 
     def launch(self, plan: StepPlan) -> FakePending:
         self.events.append(f"launch {plan.seq}")
@@ -313,9 +317,34 @@ async def test_closing_ends_the_results_and_may_be_done_twice() -> None:
         assert [result.seq async for result in worker.results()] == [1]
 
 
-async def test_a_worker_that_was_never_opened_closes() -> None:
-    async with worker_over(FakeRunner()) as worker:
+async def test_a_worker_that_was_never_opened_closes_its_runner_too() -> None:
+    runner = FakeRunner()
+    async with worker_over(runner) as worker:
         await worker.close()
+
+    assert runner.closed_in == "device"
+
+
+async def test_what_is_no_exception_reaches_the_reader_and_the_device_thread_lives_on() -> None:
+    """A library's panic, or sys.exit in a stage: a thread that ended in silence would be waited for without end."""
+    runner = FakeRunner()
+
+    def leave(plan: StepPlan) -> None:
+        raise SystemExit(3)
+
+    runner.on_launch = leave
+    async with worker_over(runner) as worker:
+        await worker.open()
+        submit(worker, [1])
+        with pytest.raises(RuntimeError, match=r"a step met SystemExit\(3\)"):
+            await take(worker, 1)
+
+        runner.on_launch = lambda plan: None
+        await worker.open()
+        submit(worker, [1])
+        results = await take(worker, 1)
+
+    assert [result.seq for result in results] == [1]
 
 
 async def test_the_computing_thread_gets_its_own_number_of_threads() -> None:

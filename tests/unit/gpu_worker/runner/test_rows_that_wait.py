@@ -30,10 +30,13 @@ class Patience:
     def clear(self) -> None:
         return None
 
+    def close(self) -> None:
+        return None
+
     def begin(self, rows_R: Ints) -> None:
         return None
 
-    def mask(self, logits_RV: Tensor, rows_R: Ints) -> tuple[Bools, list[RowFailure]]:
+    def mask(self, logits_RV: Tensor, rows_R: Ints, is_alone: bool) -> tuple[Bools, list[RowFailure]]:
         is_waiting: Bools = (rows_R == 0) & (self.num_waits > 0)
         self.num_waits -= int(is_waiting.any())
         return is_waiting, []

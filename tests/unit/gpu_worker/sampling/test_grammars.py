@@ -4,6 +4,7 @@ Tokens of the small byte-level tokenizer: 2 ends an output, 3 + b is the byte b,
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from gpu_worker.sampling.grammar_reader import GrammarReader, GrammarState
-from gpu_worker.sampling.grammars import GrammarStage
+from gpu_worker.sampling.grammars import MAX_IDLE_S, GrammarStage
 from plugins.types import Admission, RequestId, Row, SamplingParams, TokenId
 from tests.unit.control_plane.text.byte_level import VOCAB_SIZE, bundle, byte, merged
 
@@ -62,12 +63,12 @@ class Rig:
             )
         )
 
-    def step(self, *rows: int, vocab_size: int = VOCAB_SIZE) -> list[set[int] | str | None]:
+    def step(self, *rows: int, vocab_size: int = VOCAB_SIZE, is_alone: bool = False) -> list[set[int] | str | None]:
         """For each row: what may come next, why it failed, or None if it must wait."""
         rows_R = np.array(rows, dtype=np.int64)
         logits_RV = torch.zeros((len(rows), vocab_size), device=self.table.all_token_ids.device)
         self.stage.begin(rows_R)
-        is_waiting, failures = self.stage.mask(logits_RV, rows_R)
+        is_waiting, failures = self.stage.mask(logits_RV, rows_R, is_alone)
         outcomes: list[set[int] | str | None] = []
         for index, row in enumerate(rows):
             reasons = [failure.reason for failure in failures if failure.row == row]
@@ -248,3 +249,72 @@ def test_many_rows_in_several_threads_stay_apart() -> None:
             rig.table.append(row, byte(ord("abcd"[row])))
 
     assert rig.step(3, 1) == [{EOS}, {EOS}]
+
+
+def test_a_step_all_of_whose_rows_wait_is_not_computed_again_at_once() -> None:
+    """The reading gets the core; a step with other rows in it goes on after the shorter time."""
+    may_read = threading.Event()
+    rig = Rig(lambda: HeldReader(may_read), max_wait_s=0.0)
+    rig.admit(0, 'start: "hello"')
+    rig.admit(1, 'start: "hello"')
+
+    started_s = time.monotonic()
+    waiting = [rig.step(0, 1, is_alone=True) for _ in range(4)]
+    idle_s = time.monotonic() - started_s
+    threading.Timer(0.01, may_read.set).start()
+    ready = [rig.step(0, 1, is_alone=True) for _ in range(3)]
+
+    assert waiting == [[None, None]] * 4
+    assert idle_s >= 4 * MAX_IDLE_S
+    assert ready[-1] == [HELLO, HELLO]
+
+
+def test_a_fault_of_the_library_fails_its_row_alone() -> None:
+    class Panicking(GrammarReader):
+        def read(self, grammar: str) -> GrammarState:
+            if "panic" in grammar:
+                raise SystemExit("as a panic of the library, it is no Exception")
+            return super().read(grammar)
+
+    rig = Rig(lambda: Panicking(bundle().tokenizer_json, [TokenId(EOS)]))
+    rig.admit(0, 'start: "panic"')
+    rig.admit(1, 'start: "hello"')
+
+    assert rig.step(0, 1) == ["GRAMMAR_FAILED", HELLO]
+
+
+def test_what_nobody_waits_for_any_more_is_not_read() -> None:
+    may_read = threading.Event()
+    read: list[str] = []
+
+    class Noting(HeldReader):
+        def read(self, grammar: str) -> GrammarState:
+            state = super().read(grammar)
+            read.append(grammar)
+            return state
+
+    rig = Rig(lambda: Noting(may_read))
+    for row, letter in enumerate("abcd"):
+        rig.admit(row, f'start: "{letter}"')
+    rig.stage.release([Row(1)])
+    rig.admit(2, 'start: "e"')
+    may_read.set()
+
+    outcomes = rig.step(0, 2, 3)
+
+    assert outcomes == [{byte(ord(letter))} for letter in "aed"]
+    assert read == [f'start: "{letter}"' for letter in "ade"]
+
+
+def test_the_threads_end_when_the_stage_is_closed() -> None:
+    rig = Rig(num_threads=2)
+    for row, letter in enumerate("abcd"):
+        rig.admit(row, f'start: "{letter}"')
+    before = {each for each in threading.enumerate() if each.name.startswith("grammar")}
+    rig.step(0, 1)
+
+    started = {each for each in threading.enumerate() if each.name.startswith("grammar")} - before
+    rig.stage.close()
+
+    assert started
+    assert not any(each.is_alive() for each in started)
