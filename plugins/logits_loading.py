@@ -89,7 +89,7 @@ def load_processor(given: str | type[Any]) -> LoadedProcessor:
     return LoadedProcessor(cls, info)
 
 
-def failure_message(info: ProcessorInfo, method: str, why: Exception | str) -> str:
+def failure_message(info: ProcessorInfo, method: str, why: BaseException | str) -> str:
     """Tell that a method of a processor failed: it raised this, or did what the text says."""
     said = why if isinstance(why, str) else f"{type(why).__name__}: {_text(why)}"
     called = info.place if info.name == info.place else f"{info.name} ({info.place})"
@@ -101,11 +101,11 @@ def refusal_text(error: Exception) -> str:
     return _text(error)
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     """Return an exception's message, as far as it has one that can be told."""
     try:
         text = str(error)
-    except Exception:  # it is a plug-in's: anything may happen in it
+    except BaseException:  # it is a plug-in's: anything may happen in it
         return "it has no message that can be read"
     text = text if len(text) <= MAX_MESSAGE_CHARACTERS else text[:MAX_MESSAGE_CHARACTERS] + "..."
     return text.encode("utf-8", "replace").decode("utf-8")  # no message on the wire holds half a surrogate pair

@@ -120,8 +120,8 @@ class ProcessorChain:
                 continue
             try:
                 answer: object = stage.processor.add_request(row, params)
-                why: Exception | str | None = None
-            except Exception as error:  # it is a plug-in's
+                why: BaseException | str | None = None
+            except BaseException as error:  # it is a plug-in's
                 answer, why = False, error
             if why is None and not isinstance(answer, bool | np.bool_):
                 why = f"it returned {type(answer).__name__}, not bool"
@@ -140,7 +140,7 @@ class ProcessorChain:
                 continue
             try:
                 stage.processor.apply_staged_writes()
-            except Exception as error:  # it is a plug-in's
+            except BaseException as error:  # it is a plug-in's
                 rows = self._is_accepted[index].nonzero()[0]
                 failures += self._fail(stage.info, "apply_staged_writes", error, rows)
         return failures
@@ -151,6 +151,7 @@ class ProcessorChain:
         failures: list[RowFailure] = []
         if not self._is_marked[rows_S].any():
             return logits, failures
+        is_taken = self._is_accepted.copy() if self._check_declined else self._is_accepted  # before one fails
         for index, stage in enumerate(self._stages):
             if not self._is_accepted[index, rows_S].any():
                 continue
@@ -158,7 +159,7 @@ class ProcessorChain:
                 logits = stage.processor.apply(logits, ctx)
                 continue
             before = logits.clone()
-            changed, why = self._applied(index, stage.processor, logits, before, ctx)
+            changed, why = self._applied(is_taken[index], stage.processor, logits, before, ctx)
             if why is None:
                 logits = changed
                 continue
@@ -168,8 +169,8 @@ class ProcessorChain:
         return logits, failures
 
     def _applied(
-        self, index: int, processor: LogitsProcessor, logits: Tensor, before: Tensor, ctx: LogitsContext
-    ) -> tuple[Tensor, Exception | str | None]:
+        self, is_taken_N: Bools, processor: LogitsProcessor, logits: Tensor, before: Tensor, ctx: LogitsContext
+    ) -> tuple[Tensor, BaseException | str | None]:
         """Return what a custom processor made of the scores, and why that cannot be used, if it cannot."""
         try:
             changed: object = processor.apply(logits, _copy(ctx))
@@ -178,20 +179,14 @@ class ProcessorChain:
             if _form(changed) != _form(before):
                 return logits, f"it returned {_form(changed)}, not {_form(before)}"
             changed = changed.contiguous()  # stages behind it write in place
-            if self._check_declined and not self._left_declined(index, changed, before, ctx):
+            if self._check_declined and not _left_declined(is_taken_N, changed, before, ctx):
                 return logits, "it changed rows that it had declined"
             return changed, None
-        except Exception as error:  # it is a plug-in's
+        except BaseException as error:  # it is a plug-in's
             return logits, error
 
-    def _left_declined(self, index: int, changed: Tensor, before: Tensor, ctx: LogitsContext) -> bool:
-        """Tell whether the rows of logits whose request the processor declined are what they were, bit by bit."""
-        rows_R = ctx.expanded_idx_mapping.cpu().numpy()
-        declined = torch.from_numpy(~self._is_accepted[index, rows_R]).to(before.device)
-        return torch.equal(changed[declined].view(torch.int32), before[declined].view(torch.int32))
-
     def _fail(
-        self, info: ProcessorInfo, method: str, why: Exception | str, rows: Sequence[int] | npt.NDArray[np.int64]
+        self, info: ProcessorInfo, method: str, why: BaseException | str, rows: Sequence[int] | npt.NDArray[np.int64]
     ) -> list[RowFailure]:
         message = failure_message(info, method, why)
         failures = [RowFailure(Row(int(row)), PluginFailed.reason, message) for row in rows]
@@ -204,7 +199,7 @@ class ProcessorChain:
                 "processor": info.name,
                 "place": info.place,
                 "method": method,
-                "error": type(why).__name__ if isinstance(why, Exception) else "WrongResult",
+                "error": type(why).__name__ if isinstance(why, BaseException) else "WrongResult",
                 "num_rows": len(failures),
             },
         )
@@ -213,6 +208,13 @@ class ProcessorChain:
     def _forget(self, row: Row) -> None:
         self._is_accepted[:, row] = False
         self._is_marked[row] = False
+
+
+def _left_declined(is_taken_N: Bools, changed: Tensor, before: Tensor, ctx: LogitsContext) -> bool:
+    """Tell whether the rows of logits whose request the processor declined are what they were, bit by bit."""
+    rows_R = ctx.expanded_idx_mapping.cpu().numpy()
+    declined = torch.from_numpy(~is_taken_N[rows_R]).to(before.device)
+    return torch.equal(changed[declined].view(torch.int32), before[declined].view(torch.int32))
 
 
 def _copy(ctx: LogitsContext) -> LogitsContext:

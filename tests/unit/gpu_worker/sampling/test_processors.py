@@ -350,3 +350,37 @@ def test_with_the_check_several_rows_of_one_request_belong_to_it() -> None:
 
     assert failed_rows(failures) == []
     assert changed.tolist() == [[2.0, 2.0], [2.0, 2.0], [0.0, 0.0]]
+
+
+def test_with_the_check_a_row_that_another_processor_failed_is_none_that_was_declined() -> None:
+    failing, sound = Failing("apply", raising, {0}), Recorder({0, 1}, 1.0)
+    chain = chain_of(failing, sound, check_declined=True)
+    admit(chain, 0, 1)
+
+    changed, failures = chain.apply(torch.zeros(2, 8), context(0, 1))
+
+    assert failed_rows(failures) == [0]
+    assert changed[1].tolist() == [2.0] * 8
+
+
+@pytest.mark.parametrize("method", ["add_request", "apply_staged_writes", "apply"])
+def test_what_would_end_the_thread_fails_the_row_like_any_exception(method: str) -> None:
+    """A processor that calls sys.exit, or that raises what cannot be shown."""
+
+    class Unspeakable(BaseException):
+        def __str__(self) -> str:
+            raise SystemExit
+
+    def leaving(*_: object) -> object:
+        raise Unspeakable
+
+    chain = chain_of(Failing(method, leaving, {0}), Recorder({1}, 1.0))
+    failures = [each for each in admit(chain, 0, 1) if each is not None]
+    failures += chain.apply_staged_writes()
+
+    changed, failed = chain.apply(torch.zeros(2, 8), context(0, 1))
+
+    assert [(each.row, each.message) for each in (*failures, *failed)] == [
+        (0, f"logits processor mine (pkg.mod:Mine) failed in {method}: Unspeakable: it has no message that can be read")
+    ]
+    assert changed[1].tolist() == [2.0] * 8
