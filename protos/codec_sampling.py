@@ -8,13 +8,13 @@ public API is such a float already, so it is the same number wherever it goes; 0
 rounded to the nearest one, 0.699999988079071, by its first message.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from google.protobuf import struct_pb2
 
-from plugins.types import LogprobsMode, SamplingParams, StructuredOutput, TokenId
+from plugins.types import LogprobsMode, SamplingParams, StructuredOutput
 from protos.common.v1 import common_pb2
 
 DEFAULT_SAMPLING: Final = SamplingParams()
@@ -40,6 +40,7 @@ _SCALARS: Final = (
     "stream_interval",
 )
 _TEXTS: Final = ("stop", "bad_words")
+_MODES: Final = {mode.value: mode for mode in LogprobsMode}
 _TOKENS: Final = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
@@ -68,21 +69,10 @@ def given_sampling(message: common_pb2.SamplingParams) -> dict[str, Any]:
     A log-probability mode that does not exist is returned as the number that it is, for admission to refuse.
     """
 
-    def has(field: str) -> bool:
-        return message.HasField(field)  # type: ignore[arg-type]  # the stub lists literals; a misspelt name raises
-
-    given: dict[str, Any] = {name: getattr(message, name) for name in _SCALARS if has(name)}
-    given |= {name: tuple(getattr(message, name)) for name in _TEXTS if getattr(message, name)}
-    given |= {name: tuple(map(TokenId, getattr(message, name))) for name in _TOKENS if getattr(message, name)}
-    if message.logit_bias:
-        given["logit_bias"] = {TokenId(token_id): bias for token_id, bias in message.logit_bias.items()}
-    if message.logprobs_mode:
-        known = message.logprobs_mode in common_pb2.LogprobsMode.values()
-        given["logprobs_mode"] = LogprobsMode(message.logprobs_mode) if known else message.logprobs_mode
-    if has("extra_args"):
-        given["extra_args"] = plain(message.extra_args)
-    if has("structured_output"):
-        given["structured_output"] = _decode_structured_output(message.structured_output)
+    # Most requests set few of the fields: to ask for each one by its name takes seven times as long.
+    given = {field.name: _READERS.get(field.name, _as_it_is)(value) for field, value in message.ListFields()}
+    if given.get("logprobs_mode") == common_pb2.LOGPROBS_MODE_UNSPECIFIED:
+        del given["logprobs_mode"]
     return given
 
 
@@ -108,6 +98,14 @@ def _plain(value: struct_pb2.Value) -> Any:
             return None
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _decode_logprobs_mode(number: int) -> LogprobsMode | int:
+    return _MODES.get(number, number)
+
+
 def _encode_structured_output(output: StructuredOutput) -> common_pb2.StructuredOutput:
     if output.choice:
         return common_pb2.StructuredOutput(choice=common_pb2.Choice(texts=output.choice))
@@ -131,3 +129,12 @@ def _decode_structured_output(message: common_pb2.StructuredOutput) -> Structure
             return StructuredOutput(grammar=message.grammar)
         case _:
             return StructuredOutput()
+
+
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys((*_TEXTS, *_TOKENS), tuple),
+    "logit_bias": dict,
+    "logprobs_mode": _decode_logprobs_mode,
+    "extra_args": plain,
+    "structured_output": _decode_structured_output,
+}
