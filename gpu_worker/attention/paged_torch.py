@@ -21,6 +21,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # queries, keys, va
 MAX_FUSED_SCORES = 3000  # below it the fused kernel is the faster one in bfloat16
 TILE_TOKENS = 128  # longer sums are cut at places that depend on their length
 MIN_QUERIES = 4  # products of fewer rows are summed in another order
+MIN_CONTEXT = 16  # and so are products of fewer than 12 columns
 
 
 class PagedAttention:
@@ -49,15 +50,18 @@ class PagedAttention:
 def _tiled(q_NMD: Tensor, keys_NLD: Tensor, values_NLD: Tensor, mask_NML: Tensor) -> Tensor:
     """float32's way: a query gets the same bits whatever the batch, the padding and the chunk that it comes in.
 
-    The products behind it sum one element's terms in order as long as there are MIN_QUERIES rows and at most
-    TILE_TOKENS terms; so the context is summed in tiles, and the tiles in order. The weights are summed by a product
-    with ones, which has the same order. Takes 98 us against 33 us fused for a lone decode at a context of 128.
+    The products behind it sum one element's terms in order as long as there are MIN_QUERIES rows, MIN_CONTEXT columns
+    and at most TILE_TOKENS terms; so the context is summed in tiles, and the tiles in order. The weights are summed by
+    a product with ones, which has the same order. A lone decode at a context of 128 takes 98 us, fused 33 us.
     """
     num_queries = q_NMD.shape[1]
     num_missing = max(0, MIN_QUERIES - num_queries)
     q_NMD = F.pad(q_NMD, (0, 0, 0, num_missing))
     if mask_NML.shape[1] > 1:
         mask_NML = F.pad(mask_NML, (0, 0, 0, num_missing))
+    if (num_slots := keys_NLD.shape[1]) < MIN_CONTEXT:  # blocks are smaller than that
+        keys_NLD, values_NLD = (F.pad(each, (0, 0, 0, MIN_CONTEXT - num_slots)) for each in (keys_NLD, values_NLD))
+        mask_NML = F.pad(mask_NML, (0, MIN_CONTEXT - num_slots), value=-torch.inf)
     weights_NML = torch.bmm(q_NMD, keys_NLD.transpose(1, 2)).mul_(q_NMD.shape[-1] ** -0.5).add_(mask_NML)
     weights_NML.sub_(weights_NML.amax(-1, keepdim=True)).exp_()
     ones_NLO = values_NLD.new_ones(len(values_NLD), TILE_TOKENS, 8)  # a single column would be summed in another order

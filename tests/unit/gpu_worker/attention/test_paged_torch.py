@@ -1,11 +1,13 @@
 """Paged attention equals attention by its definition, whatever the batch."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 
 from gpu_worker.attention import reference
-from gpu_worker.attention.groups import AttentionShape
+from gpu_worker.attention.groups import AttentionGroup, AttentionShape
 from gpu_worker.attention.paged_torch import PagedAttention
 from gpu_worker.device.memory import DeviceMemory
 from gpu_worker.kv.cache import KVCache
@@ -117,3 +119,36 @@ def test_float32_gives_a_query_the_same_bits_whatever_comes_with_it(block_size: 
     for others in ([], [1], [2], [1, 2]):
         for start, end in cuts:
             assert torch.equal(attend(start, end, others), whole[start:end]), (start, end, others)
+
+
+@pytest.mark.parametrize("num_queries", [1, 7])
+def test_float32_gives_a_query_the_same_bits_however_little_its_context_is_padded(num_queries: int) -> None:
+    """Blocks of 4 and 8 tokens: a product of fewer than 12 columns would be summed in another order."""
+    shape = AttentionShape(num_kv_heads=1, group_size=3, head_dim=64, block_size=4)
+    generator = torch.Generator().manual_seed(3)
+    keys, values = (torch.randn(1, 64, 64, generator=generator) for _ in "kv")
+    queries = torch.randn(num_queries, 3 * 64, generator=generator)
+
+    def attend(num_slots: int, num_known: int) -> Tensor:
+        """Queries that look at `num_known` slots, of which there are more."""
+        mask = torch.zeros(1, 1, num_slots)
+        mask[:, :, num_known:] = -torch.inf
+        cache = Slots(keys[:, :num_slots], values[:, :num_slots])
+        group = AttentionGroup(0, num_queries, num_sequences=1, heads=torch.zeros(1, dtype=torch.int64), mask=mask)
+        return PagedAttention(shape, torch.float32).run(0, queries, [group], cache)  # type: ignore[arg-type]  # reads
+
+    for num_known in range(1, 12):
+        padded = attend(64, num_known)
+        for num_slots in range(num_known, 33):
+            assert torch.equal(attend(num_slots, num_known), padded), (num_known, num_slots)
+
+
+@dataclass
+class Slots:
+    """A cache of one row, which is read as a whole."""
+
+    keys: Tensor
+    values: Tensor
+
+    def read(self, layer: int, heads: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
