@@ -54,7 +54,8 @@ class PromptReader:
                 f"the conversation has {len(messages)} messages; this model's context has room for at most "
                 f"{max_messages}, of one token each",
             )
-        conversation = read_conversation(messages, submission.tools, submission.template_kwargs, self._max_prompt_bytes)
+        turns, tools, variables = tuple(messages), submission.tools, submission.template_kwargs
+        conversation = read_conversation(turns, tools, variables, self._max_prompt_bytes)
         return model.text.encode_chat(conversation.messages, conversation.tools, conversation.template_kwargs)
 
     def _check_text(self, field: str, text: str) -> None:

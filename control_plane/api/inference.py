@@ -12,7 +12,7 @@ import grpc
 
 from control_plane.admission.config import AdmissionConfig
 from control_plane.admission.long_work import LongWork
-from control_plane.admission.submission import Admitted, Submission
+from control_plane.admission.submission import Admitted
 from control_plane.admission.tokens import token_id_violations
 from control_plane.admission.validator import Validator
 from control_plane.api.answer import Answer
@@ -139,17 +139,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, message: inference_pb2.GenerateRequest, context: Context, meter: RequestMeter, watch: ReaderWatch
     ) -> None:
         """Serve one request to its end: all of its outputs, or an error for all of them."""
-        submission = read_submission(message, read_tenant(context, self._tenant_key))
-        admitted, echo = await self._admit(submission, message.ByteSize())
+        tenant = read_tenant(context, self._tenant_key)
+        admitted, echo = await self._admit(message, tenant)
         try:
             answer = Answer(admitted, echo, meter, watch)
             streams = self._submit(admitted, answer, context)
         except NotServing:
             generation = admitted.model.generation
-            if self._validator.find_model(submission.model).generation == generation:
+            if self._validator.find_model(message.model).generation == generation:
                 raise
             # An upgrade went by while the prompt was read: what was true of the old generation is looked at anew.
-            admitted, echo = await self._admit(submission, message.ByteSize())
+            admitted, echo = await self._admit(message, tenant)
             answer = Answer(admitted, echo, meter, watch)
             streams = self._submit(admitted, answer, context)
         request = admitted.requests[0]
@@ -160,13 +160,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             if not all(stream.is_ended for stream in streams):
                 self._engine.cancel(request.request_id)
 
-    async def _admit(self, submission: Submission, num_bytes: int) -> tuple[Admitted, list[PromptPart]]:
-        """Check a request; returns with it what is to be told of its prompt."""
-        is_slow = "structured_output" in submission.sampling  # its grammar is tried, which may take long
-        return await self._long_work.run(num_bytes, lambda: self._read(submission), is_slow)
+    async def _admit(self, message: inference_pb2.GenerateRequest, tenant: str) -> tuple[Admitted, list[PromptPart]]:
+        """Read and check a request; returns with it what is to be told of its prompt."""
+        is_slow = message.sampling.HasField("structured_output")  # its grammar is tried, which may take long
+        return await self._long_work.run(message.ByteSize(), lambda: self._read(message, tenant), is_slow)
 
-    def _read(self, submission: Submission) -> tuple[Admitted, list[PromptPart]]:
-        admitted = self._validator.validate(submission)
+    def _read(self, message: inference_pb2.GenerateRequest, tenant: str) -> tuple[Admitted, list[PromptPart]]:
+        admitted = self._validator.validate(read_submission(message, tenant))
         return admitted, echo_parts(admitted) if admitted.echo else []
 
     def _submit(self, admitted: Admitted, answer: Answer, context: Context) -> Sequence[OutputStream]:

@@ -3,6 +3,7 @@
 Translates and keeps apart what was given and what was not; what is allowed is admission's business.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -48,12 +49,26 @@ def _read_input(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
             return {"text": request.text}
         case "chat":
             return {
-                "messages": [_read_message(each) for each in request.chat.messages],
+                "messages": _Messages(request.chat.messages),
                 "tools": [plain(each) for each in request.chat.tools],
                 "template_kwargs": plain(request.chat.template_kwargs),
             }
         case _:
             return {}
+
+
+class _Messages(Sequence[ChatMessage]):
+    """The turns of a conversation, each read when it is asked for: there may be a million, which admission counts."""
+
+    def __init__(self, messages: Sequence[inference_pb2.ChatMessage]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __getitem__(self, place: Any) -> Any:
+        chosen = self._messages[place]
+        return _Messages(chosen) if isinstance(place, slice) else _read_message(chosen)
 
 
 def _read_message(message: inference_pb2.ChatMessage) -> ChatMessage:

@@ -11,8 +11,11 @@ import grpc
 import pytest
 
 from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.submission import Submission
 from control_plane.admission.validator import Validator
+from control_plane.api import inference
 from control_plane.api.inference import InferenceServicer
+from control_plane.api.submissions import read_submission
 from control_plane.engine.served import ServedModels
 from control_plane.engine.streams import OutputStream
 from plugins.errors import DeadlineExceeded, NotServing, QueueFull, WorkerLost
@@ -141,10 +144,16 @@ async def test_a_conversation_is_put_into_the_model_s_template() -> None:
         pytest.param(inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[5] * 9000)), id="many token ids"),
     ],
 )
-async def test_a_large_message_is_admitted_beside_the_event_loop(
-    request_message: inference_pb2.GenerateRequest,
+async def test_a_large_message_is_read_and_admitted_beside_the_event_loop(
+    request_message: inference_pb2.GenerateRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: list[threading.Thread] = []
+
+    def read(message: inference_pb2.GenerateRequest, tenant: str) -> Submission:
+        places.append(threading.current_thread())
+        return read_submission(message, tenant)
+
+    monkeypatch.setattr(inference, "read_submission", read)
     models, config = directory(served_model(max_model_len=100_000, num_blocks=100_000)), AdmissionConfig()
     engine = ScriptedEngine()
     engine.answer = [([EOS], FinishReason.STOP, None)]
@@ -159,7 +168,7 @@ async def test_a_large_message_is_admitted_beside_the_event_loop(
     for message in (request_message, text_request("short")):
         await servicer.Generate(message, Caller(60.0))  # type: ignore[arg-type]  # as in `start`
 
-    assert [place is threading.main_thread() for place in places] == [False, True]
+    assert [place is threading.main_thread() for place in places] == [False, False, True, True]
 
 
 async def test_dropping_the_call_cancels_the_request() -> None:

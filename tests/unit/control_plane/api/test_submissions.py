@@ -76,10 +76,20 @@ def test_a_conversation_is_read_with_tools_calls_and_variables() -> None:
 
     for submission in (read_submission(GenerateRequest(chat=chat), ""), read_text(TokenizeRequest(chat=chat))):
         assert submission.text is None
-        assert submission.messages == [
+        assert submission.messages is not None
+        assert list(submission.messages) == [
             ChatMessage(role="user", content="How warm?"),
             ChatMessage(role="tool", content="21", name="weather", tool_call_id="c1"),
             ChatMessage(role="assistant", tool_calls=(call,)),
         ]
         assert submission.tools == [{"type": "function", "function": {"name": "weather"}}]
         assert submission.template_kwargs == {"enable_thinking": False}
+
+
+def test_the_turns_of_a_conversation_are_counted_without_being_read() -> None:
+    chat = Chat(messages=[Message(role="user", content=word) for word in ("a", "b", "c")])
+
+    messages = read_text(TokenizeRequest(chat=chat)).messages
+
+    assert messages is not None
+    assert (len(messages), messages[1].content, [each.content for each in messages[1:]]) == (3, "b", ["b", "c"])
