@@ -105,13 +105,15 @@ class GrammarStage:
         `is_alone` says that the step computes no other rows, which could not go on if all of these wait for longer.
         Returns which rows must wait, [R], because their grammar is not read yet, and those whose grammar failed.
         """
+        is_waiting: Bools = np.zeros(len(rows_R), dtype=np.bool_)
         rows = [Row(row) for row in rows_R.tolist()] if self._rows else []
         outputs = {index: self._rows[row] for index, row in enumerate(rows) if row in self._rows}
+        if not outputs:
+            return is_waiting, []
         answers = _collect(outputs, self._max_wait_s)
-        if is_alone and rows and not answers and len(outputs) == len(rows):
+        if is_alone and not answers and len(outputs) == len(rows):
             wait([output.mask for output in outputs.values() if output.mask is not None], MAX_IDLE_S, FIRST_COMPLETED)
             answers = _collect(outputs, 0.0)
-        is_waiting: Bools = np.zeros(len(rows_R), dtype=np.bool_)
         is_waiting[[index for index in outputs if index not in answers]] = True
         masks = {index: answer for index, answer in answers.items() if isinstance(answer, bytes)}
         if masks:

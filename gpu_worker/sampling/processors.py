@@ -100,6 +100,7 @@ class ProcessorChain:
         self._check_declined = check_declined
         self._is_accepted: Bools = np.zeros((len(self._stages), num_rows), dtype=np.bool_)
         self._is_marked: Bools = np.zeros(num_rows, dtype=np.bool_)
+        self._has_come = False  # somebody, since staged writes were applied; built-in stages write for nobody else
 
     def clear(self) -> None:
         """Forget every row."""
@@ -114,6 +115,7 @@ class ProcessorChain:
     def add_request(self, row: Row, params: SamplingParams) -> RowFailure | None:
         """Offer a new occupant of the row to each processor. Returns why the row failed, if one of them did."""
         self._forget(row)
+        self._has_come = True
         for index, stage in enumerate(self._stages):
             if stage.info is None:
                 self._is_accepted[index, row] = stage.processor.add_request(row, params)
@@ -136,13 +138,15 @@ class ProcessorChain:
         failures: list[RowFailure] = []
         for index, stage in enumerate(self._stages):
             if stage.info is None:
-                stage.processor.apply_staged_writes()
+                if self._has_come:
+                    stage.processor.apply_staged_writes()
                 continue
             try:
                 stage.processor.apply_staged_writes()
             except BaseException as error:  # it is a plug-in's
                 rows = self._is_accepted[index].nonzero()[0]
                 failures += self._fail(stage.info, "apply_staged_writes", error, rows)
+        self._has_come = False
         return failures
 
     def apply(self, logits: Tensor, ctx: LogitsContext) -> tuple[Tensor, list[RowFailure]]:

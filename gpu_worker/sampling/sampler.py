@@ -40,10 +40,12 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
 
     Shapes: logits [R, V] float32, left as they are; returns [R] int64.
     """
-    is_greedy = inputs.temperature.cpu() == 0
-    top_k = inputs.top_k.cpu()
+    is_greedy = inputs.temperature.cpu().numpy() == 0
+    if is_greedy.all():
+        return _argmax(logits, inputs)
+    top_k = inputs.top_k.cpu().numpy()
     has_top_k = (top_k > 0) & (top_k < logits.shape[1])
-    is_truncated = (has_top_k | (inputs.top_p.cpu() < 1)) & ~is_greedy
+    is_truncated = (has_top_k | (inputs.top_p.cpu().numpy() < 1)) & ~is_greedy
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     for group, choose in (
         (is_greedy, _argmax),
@@ -53,7 +55,7 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
         if group.all():
             return choose(logits, inputs)
         if group.any():
-            rows = group.nonzero().squeeze(1)
+            rows = torch.from_numpy(np.flatnonzero(group))
             tokens[rows] = choose(logits[rows], select(inputs, rows))
     return tokens
 
@@ -101,7 +103,10 @@ def select(inputs: SamplingInputs, rows: Tensor) -> SamplingInputs:
 
 
 def _argmax(logits_RV: Tensor, inputs: SamplingInputs) -> Tensor:
-    tokens_R = logits_RV.argmax(-1)
+    if logits_RV.device.type == "cpu":  # the same; numpy takes 5 us for a row of 49,152, torch 60
+        tokens_R = torch.from_numpy(logits_RV.numpy().argmax(-1))
+    else:
+        tokens_R = logits_RV.argmax(-1)
     best_R = logits_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
     return tokens_R.masked_fill_(~best_R.isfinite(), NO_TOKEN)
 

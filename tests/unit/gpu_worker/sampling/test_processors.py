@@ -144,6 +144,25 @@ def test_a_processor_that_no_row_of_the_batch_needs_is_skipped_and_brings_its_st
     ]
 
 
+def test_built_in_stages_bring_their_state_up_when_somebody_has_come() -> None:
+    calls: list[str] = []
+    chain = ProcessorChain((Recorder({0}, 1.0, calls),), [custom(Recorder({0}, 2.0, calls))], 8)
+
+    for row in (None, 0, None):
+        if row is not None:
+            admit(chain, row)
+        chain.apply_staged_writes()
+
+    assert calls == [
+        "apply_staged_writes +2",
+        "add_request 0 +1",
+        "add_request 0 +2",
+        "apply_staged_writes +1",
+        "apply_staged_writes +2",
+        "apply_staged_writes +2",
+    ]
+
+
 @pytest.mark.parametrize("leaves", ["another moves in", "released", "cleared"])
 def test_the_claim_on_a_row_ends_with_its_occupant(leaves: str) -> None:
     accepts = {0}
