@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.sampler import SamplingInputs, kept_logprobs, select
+from gpu_worker.sampling.sampler import SamplingInputs, kept_logprobs, select, sort
 from plugins.types import Admission, LogprobsMode, Row, TokenId, TokenLogprobs
 
 _ID_BITS = 0xFFFFFFFF
@@ -53,8 +53,7 @@ def tell_chosen(scores_AV: Tensor, logprobs_AV: Tensor, tokens_A: Tensor, others
     """Tell the tokens and some others that were named, in their order. Sorts the rows to know the ranks of them all."""
     keys_AV = _keys(scores_AV)
     token_ids = torch.cat((tokens_A.unsqueeze(1), others_AK), 1)
-    sorted_AV = torch.from_numpy(np.sort(keys_AV.cpu().numpy(), axis=-1)).to(keys_AV.device)
-    ranks = torch.searchsorted(sorted_AV, keys_AV.gather(1, token_ids)) + 1
+    ranks = torch.searchsorted(sort(keys_AV), keys_AV.gather(1, token_ids)) + 1
     return Told(token_ids, logprobs_AV.gather(1, token_ids), ranks)
 
 
