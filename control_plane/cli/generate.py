@@ -71,10 +71,13 @@ def chat(
 
     Ctrl-C stops the answer that is being made; what came of it stays in the conversation. At a terminal an error
     ends one answer and is told on `log`; elsewhere it is raised.
-    Raises: InvalidConfig: several answers are asked for.
+    Raises: InvalidConfig: several answers are asked for, or log-probabilities, for which there is no place.
     """
     if (sampling.n or 1) > 1:
         raise InvalidConfig(f"--n: a conversation goes on from one answer, not {sampling.n}")
+    for flag, number in (("--logprobs", sampling.logprobs), ("--prompt-logprobs", details.prompt_logprobs)):
+        if number is not None:
+            raise InvalidConfig(f"{flag}: a conversation shows text alone; generate --chat tells log-probabilities")
     details = replace(details, echo=False)  # the conversation is there to be seen
     history = [("system", system)] if system else []
     is_dialogue = source.isatty()

@@ -38,7 +38,9 @@ def outputs_of(completion: Completion) -> tuple[Output, ...]:
 
 
 def show_outputs(completion: Completion, out: TextIO) -> None:
-    """Print each of several outputs under its number and its end."""
+    """Print the prompt, if it was told, and each of several outputs under its number and its end."""
+    if completion.prompt:
+        out.write(f"{completion.prompt}\n")
     for index, output in enumerate(outputs_of(completion)):
         out.write(f"[{index}] {output.finish_reason}, {len(output.token_ids)} tokens\n{output.text}\n")
 

@@ -49,22 +49,30 @@ def write_request(
     if not -(2**31) <= account.priority < 2**31:
         description = f"is {account.priority}; must be in [-1000, 1000], lower goes first"
         raise InvalidRequest([FieldViolation("priority", "OUT_OF_RANGE", description)])
-    message = inference_pb2.GenerateRequest(model=model, priority=account.priority, cache_salt=account.cache_salt)
-    message.echo = details.echo
+    message = inference_pb2.GenerateRequest(priority=account.priority, echo=details.echo)
     if details.max_queue_time is not None:
         message.max_queue_time_s = details.max_queue_time
-    violations = _write_sampling(message.sampling, sampling, details)
+    violations = _write_texts(message, prompt, model, account.cache_salt)
+    violations += _write_sampling(message.sampling, sampling, details)
     if violations:
         raise InvalidRequest(violations)
-    try:
-        if isinstance(prompt, str):
-            message.text = prompt
-        else:
-            message.chat.messages.extend(inference_pb2.ChatMessage(role=role, content=text) for role, text in prompt)
-    except UnicodeEncodeError as error:
-        description = f"is not valid Unicode: {error.reason}"
-        raise InvalidRequest([FieldViolation("prompt", "NOT_UNICODE", description)]) from error
     return message
+
+
+def _write_texts(
+    message: inference_pb2.GenerateRequest, prompt: str | Sequence[tuple[str, str]], model: str, cache_salt: str
+) -> list[FieldViolation]:
+    violations = []
+    for field, text in (("model", model), ("cache_salt", cache_salt), ("prompt", prompt)):
+        try:
+            if not isinstance(text, str):
+                turns = (inference_pb2.ChatMessage(role=role, content=content) for role, content in text)
+                message.chat.messages.extend(turns)
+            else:
+                setattr(message, "text" if field == "prompt" else field, text)
+        except UnicodeEncodeError as error:
+            violations.append(FieldViolation(field, "NOT_UNICODE", f"is not valid Unicode: {error.reason}"))
+    return violations
 
 
 def _write_sampling(message: common_pb2.SamplingParams, sampling: Sampling, details: Details) -> list[FieldViolation]:

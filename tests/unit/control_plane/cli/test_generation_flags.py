@@ -102,6 +102,11 @@ def test_echo_and_the_wait_are_asked_of_the_request(server: ScriptedServer) -> N
             ["--stop-token-id=-7", "--min-tokens=-2"],
             "sampling.min_tokens: is -2; must be in [0, 2**32); sampling.stop_token_ids: is -7; must be in [0, 2**32)",
         ),
+        (
+            ["--model", "\udcff", "--cache-salt", "\udcff"],
+            "model: is not valid Unicode: surrogates not allowed; "
+            "cache_salt: is not valid Unicode: surrogates not allowed",
+        ),
         (["--stop", "\udcff"], "sampling.stop: is not valid Unicode: surrogates not allowed"),
         (["--regex", "\udcff"], "sampling.structured_output.regex: is not valid Unicode: surrogates not allowed"),
         (
@@ -218,17 +223,41 @@ def test_the_prompt_is_shown_first_with_echo(server: ScriptedServer, capsys: pyt
     assert capsys.readouterr().out == "the sea is\n"
 
 
-def test_a_conversation_has_one_answer_at_a_time(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_prompt_stands_above_several_outputs(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.inference.responses = [
+        GenerateResponse(request_id="r", prompt=PromptPart(token_ids=[5, 6], text="the sea")),
+        GenerateResponse(token_ids=[2], text=" is", finish_reason=LENGTH),
+        GenerateResponse(index=1, token_ids=[3], text=" was", finish_reason=LENGTH, usage=Usage(output_tokens=2)),
+    ]
+
+    main(["generate", "x", "--echo", "--n", "2", "--address", server.address])
+
+    assert capsys.readouterr().out == "the sea\n[0] length, 1 tokens\n is\n[1] length, 1 tokens\n was\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--n", "2"], "--n: a conversation goes on from one answer, not 2"),
+        (["--logprobs", "0"], "--logprobs: a conversation shows text alone; generate --chat tells log-probabilities"),
+        (
+            ["--prompt-logprobs", "1"],
+            "--prompt-logprobs: a conversation shows text alone; generate --chat tells log-probabilities",
+        ),
+    ],
+)
+def test_a_conversation_has_one_answer_at_a_time_and_shows_its_text(
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("first\n"))
 
-    code = main(["chat", "--n", "2", "--address", server.address])
+    code = main(["chat", *words, "--address", server.address])
 
-    assert (code, capsys.readouterr().err) == (
-        2,
-        "dihedral: --n: a conversation goes on from one answer, not 2\n",
-    )
+    assert (code, capsys.readouterr().err) == (2, f"dihedral: {message}\n")
 
 
 def test_chat_passes_the_flags_on(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
