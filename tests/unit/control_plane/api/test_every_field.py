@@ -11,12 +11,14 @@ from plugins.builtin.ngram import NgramRepetitionBreaker
 from plugins.errors import InvalidRequest
 from plugins.logits_loading import load_processors
 from plugins.types import FinishReason, TokenId
+from protos.inference.v1.inference_pb2 import GenerateResponse
 from protos.status import from_rpc_error
 from tests.unit.control_plane.api.every_field import BASE, KINDS, Row, Served, kind_of, paths, rows
 from tests.unit.control_plane.api.running import Running, running
 
 NAN = float("nan")
 ROWS = rows(Served("small", vocab_size=270, max_model_len=128, has_grammars=False))
+ELSEWHERE = {"model": {"NUL"}}  # it is the name of no model, which is another answer than that of a row
 
 
 async def refusal(run: Running, row: Row) -> tuple[tuple[str, str], ...] | None:
@@ -55,13 +57,42 @@ def test_what_the_runtime_of_protobuf_refuses_is_never_sent(row: Row) -> None:
         row.request()
 
 
+@pytest.mark.parametrize("model", ["\x00", "m" * 127, "m" * 128])
+async def test_a_name_that_no_model_has_is_told_so(model: str) -> None:
+    async with running() as run:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await run.inference.Generate(Row("model", "NUL", BASE | {"model": model}).request()).read()
+
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert raised.value.details() == f"model {model!r} is not served here; served: small"
+
+
+@pytest.mark.parametrize("field", ["model", "request_id", "cache_salt", "text"])
+async def test_invalid_utf8_is_refused_by_the_runtime_of_protobuf_before_anybody_reads_it(field: str) -> None:
+    """The one mistake of a caller whose status is not ours to choose. The server goes on."""
+    right = Row(field, "unset", BASE).request()
+    broken = Row(field, "wrong type", {field: "QQQQ"}).request().SerializeToString().replace(b"QQQQ", b"a\xff\xfeb")
+
+    async with running() as run:
+        run.engine.answer = [([TokenId(3)], FinishReason.LENGTH, None)]
+        send: Any = run.channel.unary_stream(
+            "/dihedral.inference.v1.InferenceService/Generate", response_deserializer=GenerateResponse.FromString
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="bad UTF-8") as raised:
+            await send(broken).read()
+        answer = [response async for response in run.inference.Generate(right)]
+
+    assert raised.value.code() is grpc.StatusCode.UNKNOWN
+    assert [token_id for response in answer for token_id in response.token_ids] == [3]
+
+
 def test_every_field_has_its_rows() -> None:
     """A field that is new fails here until `every_field.py` says what becomes of its values."""
     tried = defaultdict(set)
     for row in ROWS:
         tried[row.path].add(row.kind)
 
-    missing = {path: sorted(KINDS[kind_of(path)] - tried[path]) for path in paths()}
+    missing = {path: sorted(KINDS[kind_of(path)] - tried[path] - ELSEWHERE.get(path, set())) for path in paths()}
 
     assert {path: kinds for path, kinds in missing.items() if kinds} == {}
     assert set(tried) == set(paths())

@@ -16,7 +16,7 @@ KINDS: Final[Mapping[str, frozenset[str]]] = {  # what must be tried, by the kin
     "whole": frozenset(_NUMBERS),
     "real": frozenset(_NUMBERS),
     "switch": frozenset({"unset", "zero", "limit", "wrong type"}),
-    "text": frozenset({"unset", "empty", "huge"}),
+    "text": frozenset({"unset", "empty", "NUL", "huge"}),
     "texts": frozenset({"unset", "empty", "NUL", *_ENDS}),
     "wholes": frozenset({"unset", "empty", *_NUMBERS}),
     "map": frozenset({"unset", "empty", *_NUMBERS}),
