@@ -35,7 +35,7 @@ class Answer:
     ) -> None:
         """`echo` is what is told of the prompt before anything else."""
         model, first = admitted.model, admitted.requests[0]
-        texts = [model.text.stream(request.sampling) for request in admitted.requests]
+        texts = model.text.streams([request.sampling for request in admitted.requests])
         prompt = PromptParts(echo) if echo or first.sampling.prompt_logprobs is not None else None
         self._outputs = [
             OutputResponses(index, request, text, None if index else prompt)

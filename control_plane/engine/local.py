@@ -229,7 +229,7 @@ class LocalEngine:
     def _submit(self, submission: Submission) -> tuple[tuple[Request, ...], list[TextStream]]:
         """Start all outputs of a request; the engine watches those texts that can end one."""
         requests = self._validator.validate(submission).requests
-        texts = [self.model.text.stream(request.sampling) for request in requests]
+        texts = self.model.text.streams([request.sampling for request in requests])
         watchers = [text if text.is_watching else None for text in texts]
         self._core.submit_all(requests, GENERATION, time.monotonic(), watchers)
         return requests, texts

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from control_plane.text.chat import ChatTemplate
 from control_plane.text.detokenizer import Detokenizer
+from control_plane.text.stop import StopStrings
 from control_plane.text.stream import TextStream
 from control_plane.text.typed_tokens import TypedTokens
 from plugins.errors import ModelFileBroken
@@ -104,7 +105,13 @@ class TextModel:
 
     def stream(self, sampling: SamplingParams) -> TextStream:
         """Return the text of one new output."""
-        return TextStream(self.detokenizer(sampling.skip_special_tokens), sampling)
+        (stream,) = self.streams((sampling,))
+        return stream
+
+    def streams(self, samplings: Sequence[SamplingParams]) -> list[TextStream]:
+        """Return the texts of all outputs of one request; its stop strings are made ready once."""
+        stops = StopStrings(samplings[0].stop) if samplings[0].stop else None
+        return [TextStream(self.detokenizer(each.skip_special_tokens), each, stops) for each in samplings]
 
     def tokenizer_json(self) -> str:
         """Return the tokenizer, which takes 30 ms for 49,152 tokens, for who reads it in another process."""

@@ -23,12 +23,13 @@ class TextStream:
     each is of whole characters. Held back is what could become part of a stop string, and nothing else.
     """
 
-    def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams) -> None:
+    def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams, stops: StopStrings | None = None) -> None:
+        """`stops` are the stop strings of `sampling`, if they are ready; else they are made so here."""
         self._detokenizer = detokenizer
         self._has_text = sampling.detokenize
         self._keeps_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
-        self._stops = StopStrings(sampling.stop) if sampling.stop and sampling.detokenize else None
+        self._stops = (stops or StopStrings(sampling.stop)) if sampling.stop and sampling.detokenize else None
         self._state = 0  # of the stop strings behind the text that they have read
         self._num_tokens = 0  # that were pushed
         self._num_ahead = 0  # characters that the stop strings have read and the detokenizer still holds

@@ -11,8 +11,9 @@ import pytest
 
 from control_plane.text.chat import ChatTemplate
 from control_plane.text.model import TextModel
+from control_plane.text.stop import StopStrings
 from plugins.errors import ModelFileBroken
-from plugins.types import TokenId, TokenizerBundle
+from plugins.types import SamplingParams, TokenId, TokenizerBundle
 from tests.unit.control_plane.text.byte_level import bundle, byte, merged, tokenizer, turns
 
 
@@ -83,6 +84,24 @@ def test_a_bos_token_outside_the_vocabulary_is_refused_by_name() -> None:
 
 def _bundle_of(tokenizer_json: bytes) -> TokenizerBundle:
     return TokenizerBundle(tokenizer_json=tokenizer_json, chat_template="", bos_token="", eos_token="", add_bos=False)
+
+
+def test_outputs_of_one_request_share_their_stop_strings_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, ...]] = []
+
+    class Counted(StopStrings):
+        def __init__(self, texts: tuple[str, ...]) -> None:
+            made.append(texts)
+            super().__init__(texts)
+
+    monkeypatch.setattr("control_plane.text.model.StopStrings", Counted)
+    texts = TextModel.from_bundle(bundle()).streams([SamplingParams(stop=("ab",), seed=seed) for seed in range(3)])
+
+    ends = [text.push([byte(value) for value in word]) for text, word in zip(texts, (b"a", b"xab", b"b"), strict=True)]
+
+    assert made == [("ab",)]
+    assert ends == [None, 3, None]
+    assert [text.close() for text in texts] == ["a", "x", "b"]
 
 
 class Watched:
