@@ -136,12 +136,12 @@ def _outputs(request: Request) -> tuple[Request, ...]:
         return (request,)
     requests = []
     for index in range(sampling.n):
-        own = replace(sampling, seed=child_seed(sampling.seed, index))
+        num_told = sampling.prompt_logprobs if index == 0 else None  # one output is enough
+        own = replace(sampling, seed=child_seed(sampling.seed, index), prompt_logprobs=num_told)
         if index == 0:
             requests.append(replace(request, sampling=own))
             continue
         name = RequestId(f"{request.request_id}{SIBLING_MARK}{index}")
-        own = replace(own, prompt_logprobs=None)  # one output tells them
         requests.append(replace(request, request_id=name, sampling=own, sibling_of=request.request_id))
     return tuple(requests)
 
