@@ -51,7 +51,7 @@ class BlockHasher:
         self._block_state = hashlib.blake2b(key=digest, digest_size=HASH_BYTES, person=b"kv block")
         self._block_size = block_size
         # One attribute, set at once: two threads at work make each other hash again, and mix nothing up.
-        self._last: tuple[Request, CacheScope, PromptHashes] | None = None
+        self._last: tuple[tuple[TokenId, ...], CacheScope, PromptHashes] | None = None
 
     def root(self, scope: CacheScope) -> BlockHash:
         """Return the parent of every first block in this scope."""
@@ -73,13 +73,16 @@ class BlockHasher:
         return hashes
 
     def prompt_hashes(self, request: Request, scope: CacheScope) -> PromptHashes:
-        """Hash a request's prompt. Asking about the same request object again, as a router does, costs nothing."""
+        """Hash a request's prompt. Asking about the same tuple of tokens again costs nothing.
+
+        A router asks about one request several times, and the outputs of a request share their prompt.
+        """
         last = self._last
-        if last is not None and last[0] is request and last[1] == scope:
+        if last is not None and last[0] is request.prompt_token_ids and last[1] == scope:
             return last[2]
         root = self.root(scope)
         hashes = PromptHashes(root, tuple(self.chain(root, request.prompt_token_ids)))
-        self._last = (request, scope, hashes)
+        self._last = (request.prompt_token_ids, scope, hashes)
         return hashes
 
 

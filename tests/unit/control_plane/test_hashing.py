@@ -4,11 +4,12 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from control_plane.kv.hashing import BlockHash, BlockHasher, CacheScope, encode_scope, hasher_for
-from plugins.types import TokenId
+from plugins.types import RequestId, TokenId
 from tests.fakes import request
 
 KEY = b"0123456789abcdef"
@@ -153,6 +154,14 @@ def test_a_prompt_is_hashed_once_for_all_that_ask_about_the_same_request() -> No
     assert first.root.hex() == ROOT
     assert [block_hash.hex() for block_hash in first.hashes] == CHAIN
     assert again is first
+
+
+def test_a_prompt_is_hashed_once_for_all_outputs_of_a_request() -> None:
+    hasher = BlockHasher(KEY, block_size=4)
+    first = request("a", prompt=range(1, 10))
+    second = replace(first, request_id=RequestId("a·1"), sibling_of=first.request_id)
+
+    assert hasher.prompt_hashes(second, SCOPE) is hasher.prompt_hashes(first, SCOPE)
 
 
 def test_what_is_remembered_of_one_request_is_not_told_of_another() -> None:
