@@ -4,14 +4,16 @@
 
 The embedded model decodes in this process, without a control plane. Every row of a batch asks for the same. What is
 timed is `SamplingPipeline`: bringing the stages' state to the device, and everything between the model's scores and the
-tokens; the rest of the step is the model.
+tokens; the rest of the step is the model. Rows have the history of a prompt, and keys and values that are zero: no
+prompt is computed, and no time depends on what they hold. The model is timed once for each batch size; then it repeats
+what it answered, but for grammars, whose work goes on beside it.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,10 @@ from benchmarks.machine import machine_facts
 from benchmarks.results_file import write_results
 from gpu_worker.config import WorkerConfig
 from gpu_worker.factory import build_runner, load_model
+from gpu_worker.kv.cache import KVCache
 from gpu_worker.loading.open import open_model
+from gpu_worker.models.registry import Model
+from gpu_worker.runner.inputs import StepInputs
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.sampling.pipeline import SamplingPipeline
 from plugins.errors import InvalidConfig
@@ -48,6 +53,7 @@ from plugins.types import (
 RESULTS = Path(__file__).parent / "results"
 BLOCK_SIZE = 16
 NUM_WARM_UP = 3  # steps
+NUM_COMPUTED = 5  # steps of each batch size whose model is timed
 MAX_WAITS = 500  # steps until every row has a token: a grammar is read meanwhile
 VOCAB_SIZE = 49_152
 _TIMED = ("apply_staged_writes", "begin", "sample")
@@ -151,15 +157,20 @@ def measure_all(
         console.print(str(error), style="red", markup=False)
         return 1
     row_blocks = -(-(prompt_tokens + NUM_WARM_UP + steps + 8) // BLOCK_SIZE)
-    runner = build(dtype, max(sizes), row_blocks)
-    prefill(runner, max(sizes), prompt_tokens, row_blocks)
+    runner, model = build(dtype, max(sizes), row_blocks)
+    blank(runner, max(sizes), row_blocks)
     runs = []
     with Progress(console=console) as progress:
         task = progress.add_task("", total=len(sizes) * len(asked))
-        for feature, sampling in asked.items():
-            for size in sizes:
+        for size in sizes:
+            progress.update(task, description=f"model, {size}")
+            model_ms = measure_model(runner, model, size, prompt_tokens, row_blocks)
+            for feature, sampling in asked.items():
                 progress.update(task, description=f"{feature}, {size}")
-                runs.append(measure(runner, feature, sampling, size, steps, prompt_tokens, row_blocks))
+                model.is_computed = "grammar" in sampling
+                sampler, rest = measure(runner, model, sampling, size, steps, prompt_tokens, row_blocks)
+                step = sampler + rest + model_ms
+                runs.append(Run(feature, size, round(sampler, 3), round(step, 3), round(sampler / step, 4)))
                 progress.advance(task)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
@@ -178,7 +189,31 @@ def choose(names: str, known: Mapping[str, Mapping[str, Any]]) -> Mapping[str, M
     return {name: known[name] for name in chosen}
 
 
-def build(dtype: str, max_sequences: int, row_blocks: int) -> ModelRunner:
+class RepeatedModel:
+    """A model that is computed, or repeats what it answered to as many tokens. Adds up the time that it takes."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._hidden: dict[int, torch.Tensor] = {}  # by the number of tokens
+        self._scores: dict[int, torch.Tensor] = {}  # by the number of rows
+        self.is_computed = True
+        self.elapsed_s = 0.0
+
+    def forward(self, inputs: StepInputs, cache: KVCache) -> torch.Tensor:
+        return self._answer(self._hidden, len(inputs.token_ids), lambda: self._model.forward(inputs, cache))
+
+    def head(self, x_RE: torch.Tensor) -> torch.Tensor:
+        return self._answer(self._scores, len(x_RE), lambda: self._model.head(x_RE)).clone()
+
+    def _answer(self, kept: dict[int, torch.Tensor], size: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        start_s = time.perf_counter()
+        if self.is_computed or size not in kept:
+            kept[size] = compute()
+        self.elapsed_s += time.perf_counter() - start_s
+        return kept[size]
+
+
+def build(dtype: str, max_sequences: int, row_blocks: int) -> tuple[ModelRunner, RepeatedModel]:
     """Load the embedded model, with blocks for all rows and the custom processor."""
     config = WorkerConfig(
         dtype=dtype,
@@ -189,43 +224,67 @@ def build(dtype: str, max_sequences: int, row_blocks: int) -> ModelRunner:
     )
     loader, _ = open_model(config)
     loaded = load_model(config, loader, torch.device("cpu"), lambda phase, done, total: None)
-    return build_runner(config, loaded, processors=load_processors((Boost,)), bundle=loader.tokenizer()).runner
+    model = RepeatedModel(loaded.model)
+    loaded = replace(loaded, model=model)
+    built = build_runner(config, loaded, processors=load_processors((Boost,)), bundle=loader.tokenizer())
+    return built.runner, model
+
+
+def measure_model(
+    runner: ModelRunner, model: RepeatedModel, num_rows: int, prompt_tokens: int, row_blocks: int
+) -> float:
+    """Compute a few steps of so many rows; return what the model takes of one, in milliseconds."""
+    model.is_computed = True
+    runner.reset()
+    _start(runner, {"temperature": 0.0}, num_rows, prompt_tokens, row_blocks)
+    model_ms = []
+    for _ in range(NUM_COMPUTED):
+        model.elapsed_s = 0.0
+        runner.launch(_decode(num_rows)).result()
+        model_ms.append(model.elapsed_s * 1e3)
+    return statistics.median(model_ms)
 
 
 def measure(
     runner: ModelRunner,
-    feature: str,
+    model: RepeatedModel,
     sampling: Mapping[str, Any],
     num_rows: int,
     num_steps: int,
     prompt_tokens: int,
     row_blocks: int,
-) -> Run:
-    """Let so many rows decode, and time each step and the sampler in it."""
+) -> tuple[float, float]:
+    """Let so many rows decode; return what a step takes in the sampler and outside of it and the model, in ms."""
     runner.reset()
     _start(runner, sampling, num_rows, prompt_tokens, row_blocks)
-    decode = StepPlan(seq=1, chunks=tuple(Chunk(Row(row), 1) for row in range(num_rows)))
     for _ in range(NUM_WARM_UP):
-        runner.launch(decode).result()
-    sampler_ms, step_ms = [], []
+        runner.launch(_decode(num_rows)).result()
+    sampler_ms, rest_ms = [], []
     with Stopwatch() as watch:
         for _ in range(num_steps):
-            watch.elapsed_s = 0.0
+            watch.elapsed_s = model.elapsed_s = 0.0
             start_s = time.perf_counter()
-            result = runner.launch(decode).result()
-            step_ms.append((time.perf_counter() - start_s) * 1e3)
+            result = runner.launch(_decode(num_rows)).result()
+            elapsed_s = time.perf_counter() - start_s
             sampler_ms.append(watch.elapsed_s * 1e3)
+            rest_ms.append((elapsed_s - watch.elapsed_s - model.elapsed_s) * 1e3)
             if len(result.token_ids) != num_rows:
-                raise RuntimeError(f"{feature}: {len(result.token_ids)} tokens of {num_rows} rows")
-    sampler, step = statistics.median(sampler_ms), statistics.median(step_ms)
-    return Run(feature, num_rows, round(sampler, 3), round(step, 3), round(sampler / step, 4))
+                raise RuntimeError(f"{len(result.token_ids)} tokens of {num_rows} rows")
+    return statistics.median(sampler_ms), statistics.median(rest_ms)
 
 
-def prefill(runner: ModelRunner, num_rows: int, prompt_tokens: int, row_blocks: int) -> None:
-    """Compute every row's prompt once: the blocks keep it, and each measurement begins behind it."""
-    for row in range(num_rows):
-        admission = _admission(row, {}, prompt_tokens, row_blocks, num_cached_tokens=0)
-        runner.launch(StepPlan(seq=1, admitted=(admission,), chunks=(Chunk(Row(row), prompt_tokens),))).result()
+def _decode(num_rows: int) -> StepPlan:
+    return StepPlan(seq=1, chunks=tuple(Chunk(Row(row), 1) for row in range(num_rows)))
+
+
+def blank(runner: ModelRunner, num_rows: int, row_blocks: int) -> None:
+    """Fill every row's blocks with zeros, which a worker does with blocks that are new."""
+    blocks = [
+        tuple(BlockId(block) for block in range(row * row_blocks, (row + 1) * row_blocks)) for row in range(num_rows)
+    ]
+    admitted = tuple(_admission(row, {}, 1, (), num_cached_tokens=0) for row in range(num_rows))
+    chunks = tuple(Chunk(Row(row), 1, blocks[row]) for row in range(num_rows))
+    runner.launch(StepPlan(seq=1, admitted=admitted, chunks=chunks)).result()
 
 
 def _start(
@@ -234,7 +293,14 @@ def _start(
     """Admit the rows behind their prompts, and step those that wait until each has its first token."""
     waiting: Sequence[int] = range(num_rows)
     admitted = tuple(
-        _admission(row, sampling, prompt_tokens, row_blocks, num_cached_tokens=prompt_tokens - 1) for row in waiting
+        _admission(
+            row,
+            sampling,
+            prompt_tokens,
+            range(row * row_blocks, (row + 1) * row_blocks),
+            num_cached_tokens=prompt_tokens - 1,
+        )
+        for row in waiting
     )
     for _ in range(MAX_WAITS):
         chunks = tuple(Chunk(Row(row), 1) for row in waiting)
@@ -247,7 +313,7 @@ def _start(
 
 
 def _admission(
-    row: int, sampling: Mapping[str, Any], prompt_tokens: int, row_blocks: int, num_cached_tokens: int
+    row: int, sampling: Mapping[str, Any], prompt_tokens: int, blocks: Sequence[int], num_cached_tokens: int
 ) -> Admission:
     prompt = np.random.default_rng(row).integers(100, VOCAB_SIZE, prompt_tokens)
     return Admission(
@@ -256,7 +322,7 @@ def _admission(
         token_ids=tuple(TokenId(int(token)) for token in prompt),
         num_prompt_tokens=prompt_tokens,
         sampling=SamplingParams(**{"temperature": 0.8, "seed": row, "ignore_eos": True} | dict(sampling)),
-        block_ids=tuple(BlockId(block) for block in range(row * row_blocks, (row + 1) * row_blocks)),
+        block_ids=tuple(BlockId(block) for block in blocks),
         num_cached_tokens=num_cached_tokens,
     )
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.sampler import Stopwatch, choose, features
+from benchmarks.sampler import RepeatedModel, Stopwatch, choose, features
 from gpu_worker.sampling.pipeline import SamplingPipeline
 from plugins.errors import InvalidConfig
 from plugins.types import SamplingParams
@@ -35,3 +36,26 @@ def test_the_watch_leaves_the_pipeline_as_it_was() -> None:
 
     assert SamplingPipeline.sample is before
     assert watch.elapsed_s == 0.0
+
+
+def test_a_model_repeats_what_it_answered_to_as_many_rows_and_nobody_can_spoil_it() -> None:
+    asked: list[int] = []
+
+    class Doubling:
+        def forward(self, inputs: Any, cache: Any) -> torch.Tensor:
+            raise NotImplementedError
+
+        def head(self, x_RE: torch.Tensor) -> torch.Tensor:
+            asked.append(len(x_RE))
+            return x_RE * 2
+
+    model = RepeatedModel(Doubling())
+    first = model.head(torch.ones(1, 2))
+    first.zero_()
+
+    model.is_computed = False
+    repeated, other = model.head(torch.zeros(1, 2)), model.head(torch.ones(3, 2))
+
+    assert repeated.tolist() == [[2.0, 2.0]]
+    assert other.tolist() == [[2.0, 2.0]] * 3
+    assert asked == [1, 3]
