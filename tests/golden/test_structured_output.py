@@ -53,11 +53,15 @@ def complete(engine: LocalEngine, requests: Sequence[tuple[str, SamplingParams]]
 
 
 def structured(
-    output: StructuredOutput, number: int = 0, min_tokens: int = 0, max_tokens: int = MAX_TOKENS
+    output: StructuredOutput,
+    number: int = 0,
+    min_tokens: int = 0,
+    max_tokens: int = MAX_TOKENS,
+    temperature: float = 0.7,
 ) -> SamplingParams:
-    """Greedy and at temperature 0.7, in turn."""
+    """Greedy and at the temperature, in turn."""
     return SamplingParams(
-        temperature=0.7 * (number % 2),
+        temperature=temperature * (number % 2),
         seed=number,
         structured_output=output,
         min_tokens=min_tokens,
@@ -129,7 +133,9 @@ def test_where_a_grammar_leaves_nothing_but_the_end_min_tokens_gives_way(engine:
         StructuredOutput(regex="[ab]{3}"),
     ]
 
-    answers = complete(engine, [("It is ", structured(output, number, min_tokens=64)) for output in outputs])
+    answers = complete(
+        engine, [("It is ", structured(output, number, min_tokens=64, temperature=1.0)) for output in outputs]
+    )
 
     assert [finish for _, finish in answers] == [FinishReason.STOP] * 4
     assert answers[0][0] in ("true", "false")
