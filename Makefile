@@ -28,7 +28,7 @@ serve: setup ## Run both planes on this machine until interrupted
 	@$(BIN)/dihedral serve
 
 test: setup .cache/helm ## Run the tests (offline, on the CPU, within 15 minutes)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --durations=10 --session-timeout=900
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --durations=10 --session-timeout=900
 
 test-long: setup .cache/helm ## Run the tests and the long volumes too
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --durations=20 -m "not gpu"
