@@ -95,14 +95,14 @@ async def test_it_serves_until_a_signal_and_ends_with_0(
 async def test_a_signal_while_it_loads_stops_the_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     started = threading.Event()
 
-    def load_for_ever(config: WorkerConfig, metrics: Metrics, progress: SayProgress) -> Worker:
+    def load_for_ever(config: WorkerConfig, metrics: Metrics, progress: SayProgress, processors: object = ()) -> Worker:
         while True:
             started.set()
             progress("load", 1, 1000)
 
     monkeypatch.setattr("gpu_worker.cli.build_worker", load_for_ever)
     running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, io.StringIO()))
-    await asyncio.to_thread(started.wait)
+    await asyncio.to_thread(started.wait, 10)
 
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -116,7 +116,7 @@ async def test_a_second_signal_ends_the_process_whatever_it_waits_for(
     started, ended = threading.Event(), threading.Event()
     codes: list[int] = []
 
-    def hang(config: WorkerConfig, metrics: Metrics, progress: SayProgress) -> Worker:
+    def hang(config: WorkerConfig, metrics: Metrics, progress: SayProgress, processors: object = ()) -> Worker:
         started.set()
         if not ended.wait(10):
             pytest.fail("never ended")
@@ -128,7 +128,7 @@ async def test_a_second_signal_ends_the_process_whatever_it_waits_for(
 
     monkeypatch.setattr("gpu_worker.cli.build_worker", hang)
     running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, io.StringIO(), note_exit))
-    await asyncio.to_thread(started.wait)
+    await asyncio.to_thread(started.wait, 10)
 
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
@@ -144,7 +144,9 @@ async def test_a_worker_that_can_compute_no_more_ends_its_process_with_1(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = RuntimeError("device lost")
-    monkeypatch.setattr("gpu_worker.cli.build_worker", lambda config, metrics, progress: BrokenWorker(broken))
+    monkeypatch.setattr(
+        "gpu_worker.cli.build_worker", lambda config, metrics, progress, processors=(): BrokenWorker(broken)
+    )
     serving = asyncio.create_task(until_event(caplog, "worker_serving"))
     running = asyncio.create_task(run_worker(dummy(), NoMetrics(), None, io.StringIO()))
     handle = GrpcWorkerHandle(f"127.0.0.1:{(await serving).__dict__['port']}", "me", 1_000_000, timeout_s=30.0)
@@ -199,7 +201,7 @@ async def test_loading_says_which_model_it_is(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    def stopped(config: WorkerConfig, metrics: Metrics, progress: SayProgress) -> Worker:
+    def stopped(config: WorkerConfig, metrics: Metrics, progress: SayProgress, processors: object = ()) -> Worker:
         raise LoadingStopped
 
     monkeypatch.setattr("gpu_worker.cli.build_worker", stopped)

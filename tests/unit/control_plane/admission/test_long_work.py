@@ -56,7 +56,7 @@ async def test_work_whose_caller_has_gone_counts_until_it_ends(work: LongWork) -
         go.wait()
 
     running = [asyncio.create_task(work.run(LONG, wait)) for _ in range(2)]
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(begun.wait, 10)
     for task in running:
         task.cancel()
     await asyncio.wait(running)
