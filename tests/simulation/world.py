@@ -37,7 +37,7 @@ from tests.simulation.tokenizer import bundle, text_model
 from tests.simulation.virtual_loop import VirtualLoop
 
 CALM_S = 60.0  # within so long after the last fault every request has ended
-MAX_KILLED = 4  # by one request that kills whoever computes it
+MAX_KILLED = 3  # by one request that kills whoever computes it
 RECONNECT_S = 5.0  # within so long after the last fault a worker serves again
 WATCH_S = 0.4
 
