@@ -15,7 +15,7 @@
     |   |-- WorkerAbsent        UNAVAILABLE           there was none to connect to
     |   |-- WorkerLeaving       UNAVAILABLE           it stops on purpose; nothing is wrong with its requests
     |   `-- RecoveryTimedOut    UNAVAILABLE           no worker of its generation came in time
-    |-- QueryOfDeath            INTERNAL              two workers died of this request
+    |-- QueryOfDeath            INTERNAL              workers died of this request
     |-- WorkerTaken             ABORTED               another control plane of the same name has the worker now
     |-- EngineClosed            FAILED_PRECONDITION   also a RuntimeError; a LocalEngine is used after its end
     |-- DeadlineExceeded        DEADLINE_EXCEEDED
@@ -201,7 +201,7 @@ class QueryOfDeath(ServingError):
     code, reason = Code.INTERNAL, "QUERY_OF_DEATH"
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"two workers died while they computed request {request_id!r}; it is not tried again")
+        super().__init__(f"at least two workers died while they computed request {request_id!r}; it is not tried again")
 
 
 class WorkerTaken(ServingError):

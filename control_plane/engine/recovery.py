@@ -22,13 +22,18 @@ def judge_death(lost: Collection[Live]) -> set[Live]:
     """A worker died with these requests in its plans. Share the blame, and return those that are suspected.
 
     Whoever had settled on the worker is above suspicion if somebody had not; if all had, anybody may have done it,
-    and nobody is blamed. The blame for a death is 1, shared by those who had not settled. So who was in doubt when a
-    worker died, and alone in doubt when the next one did, is the culprit; and workers that are killed from outside
-    cost nobody anything, however often, unless it hits the same trial twice.
+    and nobody is blamed. The blame for a death is 1, shared by those who had not settled: equally, but who was tried
+    there as a suspect bears half of it, however many newcomers stood beside it. So who was in doubt when a worker died
+    is the culprit when the next one dies of it alone, and when the next two do in any company; and workers that are
+    killed from outside cost nobody anything, however often, unless they hit the same request's trials twice.
     """
     unsettled = {live for live in lost if not live.is_settled}
-    for live in unsettled:
-        live.blame += 1 / len(unsettled)
+    tried = {live for live in unsettled if live.is_suspect}
+    newcomers = unsettled - tried
+    for group in filter(None, (tried, newcomers)):
+        share = 0.5 if tried and newcomers else 1.0
+        for live in group:
+            live.blame += share / len(group)
     return unsettled or set(lost)
 
 

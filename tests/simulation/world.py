@@ -188,7 +188,7 @@ class World:
     def _check_the_culprit(self, clients: list[Client]) -> None:
         """Where one request alone kills workers, nobody else ends for it, and it is found soon.
 
-        Two deaths are enough where nobody else is in doubt; newcomers beside it share the blame and cost a few more.
+        Two deaths are enough where nobody else is in doubt; newcomers beside it share the blame and cost one more.
         """
         deadly = [client for client in clients if client.story.is_deadly and client.arrival]
         if len(deadly) == 1 and not any(self.faults.fired[point] for point in LETHAL):

@@ -147,7 +147,7 @@ def test_the_suspect_whose_second_worker_dies_fails_alone() -> None:
 
     assert ends(cluster) == {"a": "QUERY_OF_DEATH"}
     assert str(cluster.ends[RequestId("a")].error) == (
-        "two workers died while they computed request 'a'; it is not tried again"
+        "at least two workers died while they computed request 'a'; it is not tried again"
     )
     cluster.finish_all()
     assert ends(cluster) == {"a": "QUERY_OF_DEATH", "d": "LENGTH", "b": "LENGTH"}
@@ -211,6 +211,29 @@ def test_the_blame_is_shared_by_those_in_doubt_and_more_than_one_whole_death_mak
     assert (first, second) == ({killer, other}, {killer})
     assert shares == (0.5, 0.5)
     assert (is_known, is_culprit(killer), is_culprit(other)) == (False, True, False)
+
+
+@pytest.mark.parametrize("num_newcomers", [1, 3, 20])
+def test_the_third_death_tells_however_many_newcomers_stood_beside_the_suspect(num_newcomers: int) -> None:
+    killer, deaths = some_live("killer", 0), 0
+    while not is_culprit(killer):
+        killer.is_suspect = deaths > 0
+        newcomers = {some_live(f"{deaths}/{number}", 0) for number in range(num_newcomers)}
+        judge_death({killer, *newcomers})
+        deaths += 1
+        assert not any(map(is_culprit, newcomers))
+
+    assert deaths == 3
+
+
+def test_an_innocent_suspect_that_was_tried_beside_the_culprit_is_not_taken_for_it() -> None:
+    innocent, other, killer = some_live("a", 0), some_live("b", 0), some_live("c", 0)
+    judge_death({innocent, other})
+    innocent.is_suspect = True
+
+    judge_death({innocent, killer})
+
+    assert not is_culprit(innocent)
 
 
 def test_if_all_had_settled_all_are_suspected_and_nobody_is_blamed() -> None:
