@@ -165,7 +165,8 @@ class Linear:
         """Take up what was loaded."""
         if _can_pack(self._weight_FE):
             packed: Tensor = torch.ops.mkldnn._reorder_linear_weight.default(self._weight_FE, None)
-            self._matmul = _multiply_by(packed)
+            multiply = _multiply_by(packed)
+            self._matmul = _alike_in_any_batch(multiply) if packed.dtype is torch.float32 else multiply
             self.packed_bytes = int(torch.ops.mkldnn._nbytes.default(packed))  # with the padding of its blocks
 
     def __call__(self, x_TE: Tensor) -> Tensor:
@@ -190,6 +191,19 @@ def _multiply_by(packed: Tensor) -> Matmul:
     def matmul(x_TE: Tensor) -> Tensor:
         product: Tensor = multiply(x_TE, packed, None, "none", [], "")
         return product
+
+    return matmul
+
+
+def _alike_in_any_batch(multiply: Matmul) -> Matmul:
+    """float32's way: a row gets the same bits whatever rows come with it.
+
+    With AVX-512 oneDNN cuts the sum of a lone row that is longer than 1,024 terms, and those of two rows and more at
+    other places; so no row is alone (52 us against 55 us for 1,536 terms and 576 outputs).
+    """
+
+    def matmul(x_TE: Tensor) -> Tensor:
+        return multiply(F.pad(x_TE, (0, 0, 0, 1)))[:1] if len(x_TE) == 1 else multiply(x_TE)
 
     return matmul
 

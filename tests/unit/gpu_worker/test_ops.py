@@ -26,6 +26,21 @@ def test_weights_that_share_an_input_are_one_product(dtype: torch.dtype) -> None
     assert product.tolist() == [[3.0, 3.0, 8.0], [11.0, 15.0, 24.0]]
 
 
+@pytest.mark.parametrize("width", [576, 1536])  # of more than 1,024 terms, oneDNN cuts the sum of a lone row elsewhere
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 8, 33])
+def test_a_row_in_float32_gets_the_same_bits_alone_and_in_any_batch(width: int, num_rows: int) -> None:
+    draw = torch.Generator().manual_seed(width)
+    ops = make_ops()
+    linear = ops.linear([("w", 64)], width)
+    ops.load("w", torch.randn(64, width, generator=draw))
+    ops.finish_loading()
+    rows = torch.randn(64, width, generator=draw)
+
+    together = linear(rows)
+
+    assert torch.equal(linear(rows[-num_rows:]), together[-num_rows:])
+
+
 def test_loading_again_replaces_the_weights() -> None:
     ops = make_ops()
     linear = ops.linear([("w", 1)], width=2)
