@@ -324,9 +324,10 @@ class Client:
     async def _pause(self, stream: OutputStream) -> None:
         world, story = self._world, self.story
         if story.stops_after == self._num_reads:
-            was_ended = stream.is_ended
+            was_ended, stalled_s = stream.is_ended, world.loop.stalled_s
             await asyncio.sleep(world.admission.max_unread_s * 2.5)
             unread_s = world.loop.time() - (stream.unread_since_s or world.loop.time())
+            unread_s -= world.loop.stalled_s - stalled_s  # nobody could look meanwhile
             assert stream.is_ended or unread_s < world.admission.max_unread_s * 2, f"{unread_s} s of {self.request_id}"
             if not was_ended:
                 world.faults.note(Point.READER_STOPS, len(world.live))
@@ -335,8 +336,10 @@ class Client:
             await asyncio.sleep(story.read_pause_s)
 
     def _cancel(self, point: Point) -> None:
-        if self._world.live.get(self.request_id) in (self, None):
-            for client in (self, *self._others):
+        ours = (self, *self._others)
+        named = [each for each in self._world.live.values() if self.request_id in (each.request_id, each.group)]
+        if all(each in ours for each in named):  # else the name is another request's by now
+            for client in ours:
                 client.is_cancelled = True
             self._world.faults.note(point, len(self._world.live))
             self._world.driver.cancel(self.request_id)
