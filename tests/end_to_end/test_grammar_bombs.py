@@ -138,7 +138,7 @@ async def test_an_empty_constraint_is_refused_and_one_that_allows_anything_is_se
 @pytest.mark.parametrize(
     ("model", "regex_told"),
     [
-        pytest.param(REFERENCE, SERVED, id="272 tokens"),  # in which a text can be cut in few ways
+        pytest.param(REFERENCE, SERVED | COMPLEX, id="272 tokens"),  # few ways to cut a text: time decides
         pytest.param(REAL, COMPLEX, id="49,152 tokens", marks=pytest.mark.long),
     ],
 )
@@ -183,5 +183,5 @@ async def test_bombs_are_answered_within_the_limit_and_neighbours_stream_on(
     assert max(took_s for _, took_s in outcomes) < LIMIT_S
     assert {told for told, _ in served} <= SERVED, served
     assert during_s < max(2 * before_s, 0.1)  # a token takes 5 ms, which any other process may double
-    assert share(health_s, 0.9) < 0.1 and max(health_s) < 0.5
+    assert share(health_s, 0.9) < 0.1 and max(health_s) < 1.0  # the least that a held loop would take
     assert [len(answers) for answers in readers.answers] == [1] * 4

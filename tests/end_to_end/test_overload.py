@@ -71,7 +71,7 @@ async def test_every_call_of_a_burst_is_answered_or_refused() -> None:
 
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert codes.total() == 512
-    assert codes[grpc.StatusCode.OK] >= 40
+    assert codes[grpc.StatusCode.OK] >= 32  # so many may wait, even if all come before the first step
     assert worker.num_free_blocks == worker.num_blocks
 
 
