@@ -4,7 +4,7 @@ Which variables a template lets a caller set is the business of `control_plane/t
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,11 @@ from plugins.errors import FieldViolation, InvalidRequest
 
 MAX_FAULTS = 32  # of one conversation are told
 MAX_ROLE_CHARACTERS = 64
+MAX_TOOLS = 1024
+MAX_TOOL_CALLS = 8192  # of all messages together
 ROLE = re.compile(r"[A-Za-z0-9_-]+")  # templates build special tokens from roles: nothing else may get into one
+
+Check = Callable[[Any, JsonSizes], tuple[str, str] | None]  # returns reason and description of a fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,14 @@ def read_conversation(
     """Return it with those keys in each message that were given.
 
     `max_bytes` bounds all texts as UTF-8 and all else as JSON, together; what goes beyond is not looked at.
-    Raises: InvalidRequest: there are faults. Those of roles come first; of others the first MAX_FAULTS are told.
+    Raises: InvalidRequest: there are faults, of which the first MAX_FAULTS are told.
     """
-    violations = list(_role_violations(messages))
+    violations = list(_number_violations(messages, tools))
     if violations:
         raise InvalidRequest(violations)
     sizes = JsonSizes(max_bytes)
-    for field, value in _parts(messages, tools, template_kwargs):
-        fault = _fault(value, sizes)
+    for field, value, check in _parts(messages, tools, template_kwargs):
+        fault = check(value, sizes)
         if sizes.is_full:
             description = f"makes the conversation larger than the {max_bytes} bytes of admission.max_prompt_bytes"
             whole, _, _ = field.partition("[")
@@ -57,38 +61,47 @@ def read_conversation(
     return Conversation(tuple(map(_turn, messages)), tuple(dict(tool) for tool in tools), dict(template_kwargs))
 
 
-def _role_violations(messages: Sequence[ChatMessage]) -> Iterator[FieldViolation]:
-    for index, message in enumerate(messages):
-        if len(message.role) > MAX_ROLE_CHARACTERS or not ROLE.fullmatch(message.role):
-            description = f"must be 1 to {MAX_ROLE_CHARACTERS} letters, digits, '_' or '-', such as user"
-            yield FieldViolation(f"chat.messages[{index}].role", "INVALID_ROLE", description)
+def _number_violations(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> Iterator[FieldViolation]:
+    """Look at numbers before contents: millions of empty objects are soon sent, and long looked at."""
+    num_calls = sum(len(message.tool_calls) for message in messages)
+    if num_calls > MAX_TOOL_CALLS:
+        description = f"have {num_calls} tool calls together; at most {MAX_TOOL_CALLS} are allowed"
+        yield FieldViolation("chat.messages", "TOO_MANY", description)
+    if len(tools) > MAX_TOOLS:
+        yield FieldViolation("chat.tools", "TOO_MANY", f"has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
 
 
 def _parts(
     messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """Yield what is to be checked, with its place."""
+) -> Iterator[tuple[str, Any, Check]]:
+    """Yield what is to be checked, with its place, and how."""
     for index, message in enumerate(messages):
         place = f"chat.messages[{index}]"
-        yield f"{place}.role", message.role
-        yield f"{place}.content", message.content
-        yield f"{place}.tool_call_id", message.tool_call_id
-        yield f"{place}.name", message.name
+        yield f"{place}.role", message.role, _role_fault
+        yield f"{place}.content", message.content, _text_fault
+        yield f"{place}.tool_call_id", message.tool_call_id, _text_fault
+        yield f"{place}.name", message.name, _text_fault
         for call in message.tool_calls:
-            yield f"{place}.tool_calls", call
+            yield f"{place}.tool_calls", call, json_fault
     for index, tool in enumerate(tools):
-        yield f"chat.tools[{index}]", tool
+        yield f"chat.tools[{index}]", tool, json_fault
     if template_kwargs:
-        yield "chat.template_kwargs", template_kwargs
+        yield "chat.template_kwargs", template_kwargs, json_fault
 
 
-def _fault(value: object, sizes: JsonSizes) -> tuple[str, str] | None:
-    if isinstance(value, str):  # its length counts, without what JSON would add
-        if not is_unicode(value):
-            return "NOT_UNICODE", "is not valid Unicode"
-        sizes.add(len(value.encode()))
-        return None
-    return json_fault(value, sizes)
+def _role_fault(role: str, sizes: JsonSizes) -> tuple[str, str] | None:
+    if len(role) > MAX_ROLE_CHARACTERS or not ROLE.fullmatch(role):
+        return "INVALID_ROLE", f"must be 1 to {MAX_ROLE_CHARACTERS} letters, digits, '_' or '-', such as user"
+    sizes.add(len(role))
+    return None
+
+
+def _text_fault(text: str, sizes: JsonSizes) -> tuple[str, str] | None:
+    """A text counts with its length, without what JSON would add."""
+    if not is_unicode(text):
+        return "NOT_UNICODE", "is not valid Unicode"
+    sizes.add(len(text.encode()))
+    return None
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:

@@ -55,7 +55,13 @@ class PromptReader:
                 f"{max_messages}, of one token each",
             )
         turns, tools, variables = tuple(messages), submission.tools, submission.template_kwargs
-        conversation = read_conversation(turns, tools, variables, self._max_prompt_bytes)
+        reserved = model.text.variable_violations(variables)
+        try:
+            conversation = read_conversation(turns, tools, variables, self._max_prompt_bytes)
+        except InvalidRequest as error:
+            raise InvalidRequest([*error.violations, *reserved]) from None
+        if reserved:
+            raise InvalidRequest(reserved)
         return model.text.encode_chat(conversation.messages, conversation.tools, conversation.template_kwargs)
 
     def _check_text(self, field: str, text: str) -> None:

@@ -3,7 +3,7 @@
 Translates and keeps apart what was given and what was not; what is allowed is admission's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -49,33 +49,34 @@ def _read_input(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
             return {"text": request.text}
         case "chat":
             return {
-                "messages": _Messages(request.chat.messages),
-                "tools": [plain(each) for each in request.chat.tools],
+                "messages": _Read(request.chat.messages, _read_message),
+                "tools": _Read(request.chat.tools, plain),
                 "template_kwargs": plain(request.chat.template_kwargs),
             }
         case _:
             return {}
 
 
-class _Messages(Sequence[ChatMessage]):
-    """The turns of a conversation, each read when it is asked for: there may be a million, which admission counts."""
+class _Read(Sequence[Any]):
+    """What a message lists, each read whenever it is asked for: there may be millions, which admission counts first."""
 
-    def __init__(self, messages: Sequence[inference_pb2.ChatMessage]) -> None:
+    def __init__(self, messages: Sequence[Any], read: Callable[[Any], Any]) -> None:
         self._messages = messages
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def __getitem__(self, place: Any) -> Any:
         chosen = self._messages[place]
-        return _Messages(chosen) if isinstance(place, slice) else _read_message(chosen)
+        return _Read(chosen, self._read) if isinstance(place, slice) else self._read(chosen)
 
 
 def _read_message(message: inference_pb2.ChatMessage) -> ChatMessage:
     return ChatMessage(
         role=message.role,
         content=message.content,
-        tool_calls=tuple(plain(each) for each in message.tool_calls),
+        tool_calls=_Read(message.tool_calls, plain),
         tool_call_id=message.tool_call_id,
         name=message.name,
     )

@@ -20,7 +20,6 @@ from plugins.errors import FieldViolation, InvalidRequest
 MESSAGES_FIELD: Final = "chat.messages"
 VARIABLES_FIELD: Final = "chat.template_kwargs"
 MAX_DESCRIPTION = 500  # characters of a template's error; statuses travel in headers
-MAX_TOLD = 64  # characters of a name that a caller gave
 BEYOND_ASCII = re.compile(f"[^\\x00-\\x7f{chr(PRIVATE_USE[0])}-{chr(PRIVATE_USE[-1])}]")
 
 
@@ -79,7 +78,8 @@ class ChatTemplate:
         """
         if self._template is None:
             raise _refusal("NO_CHAT_TEMPLATE", self._broken or "the model has no chat template; send text or tokens")
-        self._check_names(variables)
+        if violations := self.variable_violations(variables):
+            raise InvalidRequest(violations)
         typed = [value for message in messages for name, value in message.items() if name != "role"]
         texts = list(texts_in([*typed, *tools, *variables.values()]))
         mark = self._unused_mark(texts) if any(map(typed_tokens.is_in, texts)) else ""
@@ -100,13 +100,17 @@ class ChatTemplate:
             why = f"the model's chat template refuses these messages: {error}"
             raise _refusal("CHAT_TEMPLATE_FAILED", why[:MAX_DESCRIPTION]) from error
 
-    def _check_names(self, variables: Mapping[str, Any]) -> None:
-        for name in variables:
-            if name in self._reserved:
-                description = f"may not set {name[:MAX_TOLD]!r}, which is not the caller's to choose"
-                raise _refusal("RESERVED", description, VARIABLES_FIELD)
+    def variable_violations(self, variables: Mapping[str, Any]) -> list[FieldViolation]:
+        """Tell which of a caller's variables are not the caller's to set, or are not what every template expects."""
+        violations = [
+            FieldViolation(VARIABLES_FIELD, "RESERVED", f"may not set {name!r}, which is not the caller's to choose")
+            for name in variables
+            if name in self._reserved
+        ]
         if not isinstance(variables.get("add_generation_prompt", True), bool):
-            raise _refusal("WRONG_TYPE", "add_generation_prompt must be true or false", VARIABLES_FIELD)
+            description = "add_generation_prompt must be true or false"
+            violations.append(FieldViolation(VARIABLES_FIELD, "WRONG_TYPE", description))
+        return violations
 
     def _unused_mark(self, texts: Sequence[str]) -> str:
         mark = unused_mark(self._source, texts)
@@ -137,5 +141,5 @@ def _to_json(
     return BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
-def _refusal(reason: str, description: str, field: str = MESSAGES_FIELD) -> InvalidRequest:
-    return InvalidRequest([FieldViolation(field, reason, description)])
+def _refusal(reason: str, description: str) -> InvalidRequest:
+    return InvalidRequest([FieldViolation(MESSAGES_FIELD, reason, description)])

@@ -17,7 +17,7 @@ from control_plane.text.detokenizer import Detokenizer
 from control_plane.text.stop import StopStrings
 from control_plane.text.stream import TextStream
 from control_plane.text.typed_tokens import TypedTokens
-from plugins.errors import ModelFileBroken
+from plugins.errors import FieldViolation, ModelFileBroken
 from plugins.types import SamplingParams, TokenId, TokenizerBundle
 
 
@@ -67,6 +67,10 @@ class TextModel:
         """Turn texts that are no prompts into tokens, each by itself: nothing is put before them."""
         encodings = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
         return [tuple(map(TokenId, encoding.ids)) for encoding in encodings]
+
+    def variable_violations(self, template_kwargs: Mapping[str, Any]) -> list[FieldViolation]:
+        """Tell which variables a caller may not give the chat template."""
+        return self._template.variable_violations(template_kwargs)
 
     def encode_chat(
         self,

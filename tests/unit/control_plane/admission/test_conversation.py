@@ -118,6 +118,44 @@ def test_of_very_many_faults_the_first_ones_are_told() -> None:
     assert len(faults(HI, tools=[{"a": float("nan")}] * 100)) == 32
 
 
+def test_tools_and_calls_are_counted_before_anybody_looks_at_them() -> None:
+    class Unread(Sequence[Any]):
+        """So many that nobody should read them."""
+
+        def __init__(self, length: int) -> None:
+            self._length = length
+
+        def __len__(self) -> int:
+            return self._length
+
+        def __getitem__(self, place: Any) -> Any:
+            raise AssertionError("this was to be counted alone")
+
+    calling = [ChatMessage(role="assistant", tool_calls=Unread(4097))] * 2
+
+    assert faults(*calling, tools=Unread(1025)) == [("chat.messages", "TOO_MANY"), ("chat.tools", "TOO_MANY")]
+    assert len(read(HI, tools=[{}] * 1024, max_bytes=4000).tools) == 1024
+    (message,) = read(ChatMessage(role="assistant", tool_calls=[{}] * 8192), max_bytes=20_000).messages
+    assert len(message["tool_calls"]) == 8192
+
+
+def test_a_wrong_role_a_wrong_text_and_a_wrong_variable_are_told_together() -> None:
+    submission = Submission(
+        messages=[ChatMessage(role="the user", content="hi"), ChatMessage(role="user", content="\ud800")],
+        template_kwargs={"bos_token": "<s>", "tools": []},
+    )
+
+    with pytest.raises(InvalidRequest) as refused:
+        validator().validate(submission)
+
+    assert [(each.field, each.reason) for each in refused.value.violations] == [
+        ("chat.messages[0].role", "INVALID_ROLE"),
+        ("chat.messages[1].content", "NOT_UNICODE"),
+        ("chat.template_kwargs", "RESERVED"),
+        ("chat.template_kwargs", "RESERVED"),
+    ]
+
+
 def test_a_conversation_with_tools_is_admitted_as_its_template_writes_it() -> None:
     plain = Submission(messages=[HI])
     with_tools = Submission(messages=[replace(HI, name="ann")], tools=[{"a": 1}])  # which the template does not read

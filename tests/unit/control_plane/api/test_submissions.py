@@ -1,5 +1,6 @@
 """What is read out of a caller's message: what was given, and nothing else."""
 
+from dataclasses import replace
 from typing import Any
 
 from control_plane.admission.submission import ChatMessage, Submission
@@ -77,12 +78,12 @@ def test_a_conversation_is_read_with_tools_calls_and_variables() -> None:
     for submission in (read_submission(GenerateRequest(chat=chat), ""), read_text(TokenizeRequest(chat=chat))):
         assert submission.text is None
         assert submission.messages is not None
-        assert list(submission.messages) == [
+        assert [replace(each, tool_calls=tuple(each.tool_calls)) for each in submission.messages] == [
             ChatMessage(role="user", content="How warm?"),
             ChatMessage(role="tool", content="21", name="weather", tool_call_id="c1"),
             ChatMessage(role="assistant", tool_calls=(call,)),
         ]
-        assert submission.tools == [{"type": "function", "function": {"name": "weather"}}]
+        assert list(submission.tools) == [{"type": "function", "function": {"name": "weather"}}]
         assert submission.template_kwargs == {"enable_thinking": False}
 
 
