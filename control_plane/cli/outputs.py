@@ -66,12 +66,11 @@ def _rows(places: Sequence[Sequence[Candidate]], texts: dict[int, str]) -> tuple
     def name(token: Candidate) -> str:
         return repr(texts[token.token_id]) if texts[token.token_id] else f"<{token.token_id}>"
 
-    return tuple(
-        TokenRow(
-            name(token), _number(token), token.rank, ", ".join(f"{name(other)} {_number(other)}" for other in others)
-        )
-        for token, *others in places
-    )
+    def told(token: Candidate, candidates: Sequence[Candidate]) -> str:
+        others = (each for each in candidates if each.token_id != token.token_id)
+        return ", ".join(f"{name(each)} {_number(each)}" for each in others)
+
+    return tuple(TokenRow(name(token), _number(token), token.rank, told(token, others)) for token, *others in places)
 
 
 def _number(token: Candidate) -> str:

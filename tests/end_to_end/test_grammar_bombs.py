@@ -182,6 +182,6 @@ async def test_bombs_are_answered_within_the_limit_and_neighbours_stream_on(
     assert [told in expected for (told, _), (_, expected) in zip(outcomes, bombs, strict=True)] == [True] * 8, outcomes
     assert max(took_s for _, took_s in outcomes) < LIMIT_S
     assert {told for told, _ in served} <= SERVED, served
-    assert during_s < max(2 * before_s, 0.1)  # a token takes 5 ms, which any other process may double
-    assert share(health_s, 0.9) < 0.1 and max(health_s) < 1.0  # the least that a held loop would take
+    assert during_s < max(2 * before_s, 0.5)  # whoever waited for a bomb would wait a second; the log tells the times
+    assert share(health_s, 0.9) < 0.1 and max(health_s) < 1.0
     assert [len(answers) for answers in readers.answers] == [1] * 4

@@ -66,7 +66,7 @@ async def fail(client: Client, number: int, draw: random.Random, gate: asyncio.S
 async def test_every_call_of_a_burst_is_answered_or_refused() -> None:
     """Case B052: answers are lost when the queue overflows."""
     async with serving("--max-waiting=32", "--worker.max-sequences=8") as (_, client):
-        codes = Counter(await asyncio.gather(*(client.code(ask([5, number % 250], 5)) for number in range(512))))
+        codes = Counter(await asyncio.gather(*(client.code(ask([5, number % 250], 200)) for number in range(512))))
         [worker] = await client.idle_workers()
 
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}

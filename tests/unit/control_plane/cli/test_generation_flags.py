@@ -207,8 +207,8 @@ def test_log_probabilities_are_a_table_below_the_text(
         "c",
         "tokens",
         "token logprob rank others",
-        "'c'   -1.250     2 'a' -0.500, 'c' -1.250",
-        "<0>   -0.125     1 <0> -0.125, 'b' -inf",
+        "'c'   -1.250     2 'a' -0.500",
+        "<0>   -0.125     1 'b' -inf",
     ]
 
 
