@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.sampler import SamplingInputs, kept_logprobs, select, sort
+from gpu_worker.sampling.sampler import SamplingInputs, kept_logprobs, rows_at_a_time, select, sort
 from plugins.types import Admission, LogprobsMode, Row, TokenId, TokenLogprobs
 
 _ID_BITS = 0xFFFFFFFF
@@ -140,30 +140,37 @@ class Logprobs:
 def tell(asked: Asked, logits_RV: Tensor, inputs: SamplingInputs, tokens_R: Tensor) -> SampledLogprobs:
     """Tell of the tokens that were chosen from these logits, behind all stages. Nothing waits for the device."""
     groups = []
+    num_rows = rows_at_a_time(logits_RV)
     for mode, has_token_ids in product(LogprobsMode, (False, True)):
-        places = [
+        alike = [
             place for place, wish in asked.wishes.items() if (wish.mode, bool(wish.token_ids)) == (mode, has_token_ids)
         ]
-        if not places:
-            continue
-        rows_A = torch.tensor(places)
-        if mode is LogprobsMode.RAW:
-            indices_A = torch.tensor([asked.raw_scores[place] for place in places], device=logits_RV.device)
-            scores_AV = asked.raw_scores_AV.index_select(0, indices_A)
-            logprobs_AV = scores_AV.log_softmax(-1)
-        else:
-            scores_AV = logits_RV.index_select(0, rows_A.to(logits_RV.device))
-            logprobs_AV = kept_logprobs(scores_AV, select(inputs, rows_A))
-            scores_AV.masked_fill_(logprobs_AV == -torch.inf, -torch.inf)
-        tokens_A = tokens_R.index_select(0, rows_A.to(tokens_R.device)).clamp(min=0)
-        wishes = [asked.wishes[place] for place in places]
-        num_others = [wish.num_others for wish in wishes]
-        if has_token_ids:
-            others_AK = torch.zeros((len(places), max(num_others)), dtype=torch.int64)
-            for index, wish in enumerate(wishes):
-                others_AK[index, : wish.num_others] = torch.tensor(wish.token_ids)
-            told = tell_chosen(scores_AV, logprobs_AV, tokens_A, others_AK.to(tokens_A.device))
-        else:
-            told = tell_likeliest(scores_AV, logprobs_AV, tokens_A, max(num_others))
-        groups.append((places, num_others, told))
+        for start in range(0, len(alike), num_rows):
+            places = alike[start : start + num_rows]
+            scores_AV, logprobs_AV = _scores(asked, mode, places, logits_RV, inputs)
+            tokens_A = tokens_R.index_select(0, torch.tensor(places, device=tokens_R.device)).clamp(min=0)
+            wishes = [asked.wishes[place] for place in places]
+            num_others = [wish.num_others for wish in wishes]
+            if has_token_ids:
+                others_AK = torch.zeros((len(places), max(num_others)), dtype=torch.int64)
+                for index, wish in enumerate(wishes):
+                    others_AK[index, : wish.num_others] = torch.tensor(wish.token_ids)
+                told = tell_chosen(scores_AV, logprobs_AV, tokens_A, others_AK.to(tokens_A.device))
+            else:
+                told = tell_likeliest(scores_AV, logprobs_AV, tokens_A, max(num_others))
+            groups.append((places, num_others, told))
     return SampledLogprobs(tuple(groups))
+
+
+def _scores(
+    asked: Asked, mode: LogprobsMode, places: Sequence[int], logits_RV: Tensor, inputs: SamplingInputs
+) -> tuple[Tensor, Tensor]:
+    """Return the scores of some rows, as they want them, and their log-probabilities: [A, V] each."""
+    if mode is LogprobsMode.RAW:
+        indices_A = torch.tensor([asked.raw_scores[place] for place in places], device=logits_RV.device)
+        scores_AV = asked.raw_scores_AV.index_select(0, indices_A)
+        return scores_AV, scores_AV.log_softmax(-1)
+    rows_A = torch.tensor(places)
+    scores_AV = logits_RV.index_select(0, rows_A.to(logits_RV.device))
+    logprobs_AV = kept_logprobs(scores_AV, select(inputs, rows_A))
+    return scores_AV.masked_fill_(logprobs_AV == -torch.inf, -torch.inf), logprobs_AV

@@ -112,7 +112,7 @@ def test_a_flat_distribution_whose_mass_needs_more_than_the_ranked_tokens_is_cut
     assert tokens.tolist() == [reference_token(logits[row].numpy(), inputs, row) for row in range(32)]
 
 
-@pytest.mark.parametrize("vocab_size", [100, 5003])
+@pytest.mark.parametrize("vocab_size", [100, 5003, 49_152])
 def test_a_row_alone_gets_the_token_it_gets_in_a_batch(vocab_size: int) -> None:
     """B074: neighbours, seeded or not, change nothing."""
     logits = random_logits(48, vocab_size, seed=11).bfloat16().float()
