@@ -20,7 +20,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # queries, keys, va
 
 MAX_FUSED_SCORES = 3000  # below it the fused kernel is the faster one in bfloat16
 TILE_TOKENS = 128  # longer sums are cut at places that depend on their length
-MIN_QUERIES = 4  # products of fewer rows are summed in another order
+QUERIES_AT_A_TIME = 4  # others are summed in another order: fewer, and what threads leave of a product that is alone
 MIN_CONTEXT = 16  # and so are products of fewer than 12 columns
 
 
@@ -50,12 +50,13 @@ class PagedAttention:
 def _tiled(q_NMD: Tensor, keys_NLD: Tensor, values_NLD: Tensor, mask_NML: Tensor) -> Tensor:
     """float32's way: a query gets the same bits whatever the batch, the padding and the chunk that it comes in.
 
-    The products behind it sum one element's terms in order as long as there are MIN_QUERIES rows, MIN_CONTEXT columns
-    and at most TILE_TOKENS terms; so the context is summed in tiles, and the tiles in order. The weights are summed by
-    a product with ones, which has the same order. A lone decode at a context of 128 takes 98 us, fused 33 us.
+    The products behind it sum one element's terms in order as long as rows come by QUERIES_AT_A_TIME and there are
+    MIN_CONTEXT columns and at most TILE_TOKENS terms; so the context is summed in tiles, and the tiles in order. The
+    weights are summed by a product with ones, which has the same order. A lone decode at a context of 128 takes 98 us,
+    fused 33 us.
     """
     num_queries = q_NMD.shape[1]
-    num_missing = max(0, MIN_QUERIES - num_queries)
+    num_missing = -num_queries % QUERIES_AT_A_TIME
     q_NMD = F.pad(q_NMD, (0, 0, 0, num_missing))
     if mask_NML.shape[1] > 1:
         mask_NML = F.pad(mask_NML, (0, 0, 0, num_missing))

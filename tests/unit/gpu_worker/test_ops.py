@@ -1,11 +1,21 @@
 """Weights reach the operations that own them, and each operation computes what its name says."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from gpu_worker.device.memory import DeviceMemory
 from gpu_worker.ops import Ops, silu_mul
 from plugins.errors import ModelFileBroken
+
+
+@pytest.fixture
+def five_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_ops(dtype: torch.dtype = torch.float32) -> Ops:
@@ -140,3 +150,11 @@ def test_silu_mul_gates_the_second_half_by_the_first() -> None:
     out = silu_mul(torch.tensor([[0.0, 1.0, 5.0, 2.0]]))
 
     torch.testing.assert_close(out, torch.tensor([[0.0, 1.4621172]]))
+
+
+def test_a_row_in_float32_is_gated_to_the_same_bits_wherever_the_threads_part(five_threads: None) -> None:
+    rows = torch.randn(101, 2 * 1536, generator=torch.Generator().manual_seed(7))
+
+    together = silu_mul(rows)
+
+    assert torch.equal(torch.cat([silu_mul(rows[index : index + 1]) for index in range(len(rows))]), together)

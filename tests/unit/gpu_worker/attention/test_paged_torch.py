@@ -1,5 +1,6 @@
 """Paged attention equals attention by its definition, whatever the batch."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -29,6 +30,14 @@ BATCHES = {
     "decodes, chunks and prompts": [(50, 1), (3, 3), (21, 8), (2, 1), (40, 8)],
     "enough queries and keys for bfloat16's other kernel": [(120, 60), (100, 1), (99, 1)],
 }
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -141,6 +150,23 @@ def test_float32_gives_a_query_the_same_bits_however_little_its_context_is_padde
         padded = attend(64, num_known)
         for num_slots in range(num_known, 33):
             assert torch.equal(attend(num_slots, num_known), padded), (num_known, num_slots)
+
+
+def test_float32_gives_a_lone_head_the_same_bits_with_several_threads(two_threads: None) -> None:
+    """A product that is alone is cut for the threads, and what is left beside fours was summed in another order."""
+    shape = AttentionShape(num_kv_heads=1, group_size=3, head_dim=64, block_size=16)
+    generator = torch.Generator().manual_seed(4)
+    cache = Slots(*(torch.randn(1, 208, 64, generator=generator) for _ in "kv"))
+    queries = torch.randn(40, 3 * 64, generator=generator)
+
+    def attend(start: int, end: int) -> Tensor:
+        mask = torch.zeros(1, 1, 208)
+        group = AttentionGroup(0, end - start, num_sequences=1, heads=torch.zeros(1, dtype=torch.int64), mask=mask)
+        return PagedAttention(shape, torch.float32).run(0, queries[start:end], [group], cache)  # type: ignore[arg-type]  # reads
+
+    whole = attend(0, 40)
+    for size in (1, 2, 3, 5, 6, 9):
+        assert torch.equal(attend(0, size), whole[:size]), size
 
 
 @dataclass
