@@ -13,7 +13,7 @@ Options = tuple[tuple[str, int], ...]
 
 MIB: Final = 1024 * 1024
 MAX_PENDING_CALLS: Final = 20_000  # a burst of so many is answered in some 15 s
-INTERNAL_MAX_MESSAGE_BYTES: Final = 64 * MIB  # a plan: 64 admissions of 128k tokens each are half of it
+INTERNAL_MAX_MESSAGE_BYTES: Final = 512 * MIB  # a plan may admit 256 requests of 128k tokens, each asking for the most
 
 _KEEPALIVE: Final[Options] = (
     ("grpc.keepalive_time_ms", 30_000),

@@ -14,7 +14,7 @@ class WorkersConfig:
     address: str = "127.0.0.1:50061"  # host:port, several with commas; dns:name:port; file:path, one address a line
     owner_id: str | None = None  # stable over restarts, which then take workers back at once; None: host and port
     router: str = "prefix_affinity"  # who gets a request: prefix_affinity, least_load, power_of_two, round_robin
-    max_message_mib: int = 32  # the largest message to and from a worker
+    max_message_mib: int = 512  # the largest message to and from a worker; a larger plan ends the step stream
     connect_timeout_s: float = 5.0  # for describing a worker and opening its step stream
     refresh_s: float = 2.0  # how often a DNS name is resolved, or a file read, again
     drain_s: float = 30.0  # how long the requests of a worker whose address has gone may run on there

@@ -1,6 +1,7 @@
 """The handle under a worker that misbehaves: whatever comes or does not come ends in the error that says why."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from control_plane.admission.config import AdmissionConfig
+from control_plane.admission.grammar_text import grammar_text
 from control_plane.workers.config import WorkersConfig
 from control_plane.workers.grpc_handle import GrpcWorkerHandle
 from plugins.errors import (
@@ -21,9 +24,20 @@ from plugins.errors import (
     WorkerOwned,
     WrongProtocol,
 )
-from plugins.types import Chunk, Row, StepPlan, StepResult
-from protos.channel import bind, internal_server_options
-from protos.codec import encode_result
+from plugins.types import (
+    Admission,
+    BlockId,
+    Chunk,
+    RequestId,
+    Row,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    StructuredOutput,
+    TokenId,
+)
+from protos.channel import MIB, bind, internal_server_options
+from protos.codec import encode_plan, encode_result
 from protos.codec_info import encode_worker_info
 from protos.interceptor import ErrorInterceptor
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -255,6 +269,29 @@ async def test_plans_carry_the_epoch_of_ready_and_arrive_in_order() -> None:
         assert [await arrived.get() for _ in range(3)] == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_a_plan_that_admits_256_requests_of_the_largest_kind_is_no_larger_than_a_message_may_be() -> None:
+    texts = ("!" * 1020,) * (AdmissionConfig().max_grammar_bytes // 1024)  # each "!" becomes seven letters of a grammar
+    sampling = SamplingParams(
+        extra_args={"numbers": [0] * 32_000},  # 64 KiB of JSON
+        stop=("\U0001f600" * 256,) * 16,
+        structured_output=StructuredOutput(choice=texts),
+        grammar=grammar_text("choice", json.dumps(texts)),
+    )
+    admission = Admission(
+        row=Row(0),
+        request_id=RequestId("a"),
+        token_ids=(TokenId(1),) * 131_072,
+        num_prompt_tokens=131_072,
+        sampling=sampling,
+        block_ids=(BlockId(0),) * 8192,
+        num_cached_tokens=131_071,
+    )
+
+    num_bytes = encode_plan(StepPlan(seq=1, admitted=(admission,)), EPOCH).ByteSize()
+
+    assert 256 * num_bytes < WorkersConfig().max_message_mib * MIB
+
+
 async def test_submitting_before_opening_is_a_bug() -> None:
     async with connected(silent) as handle:
         with pytest.raises(InvariantBroken, match="plan 1 was submitted before the worker was opened"):
@@ -277,7 +314,7 @@ async def test_a_closed_handle_has_no_more_results_however_often_it_is_asked() -
         ("address", "nowhere"),
         ("owner_id", ""),
         ("max_message_mib", 0),
-        ("max_message_mib", 65),
+        ("max_message_mib", 513),
         ("connect_timeout_s", 0.0),
         ("connect_timeout_s", float("nan")),
         ("refresh_s", 0.0),
