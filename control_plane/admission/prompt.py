@@ -44,24 +44,16 @@ class PromptReader:
     def _encode_chat(
         self, submission: Submission, messages: Sequence[ChatMessage], model: ServedModel
     ) -> tuple[TokenId, ...]:
-        if not messages:
-            raise _refusal("chat.messages", "EMPTY_PROMPT", "the conversation has no messages; it needs at least one")
-        max_messages = model.worker.model.max_model_len - 1
-        if len(messages) > max_messages:
-            raise _refusal(
-                "chat.messages",
-                "PROMPT_TOO_LONG",
-                f"the conversation has {len(messages)} messages; this model's context has room for at most "
-                f"{max_messages}, of one token each",
-            )
-        turns, tools, variables = tuple(messages), submission.tools, submission.template_kwargs
-        reserved = model.text.variable_violations(variables)
+        violations = _number_violations(len(messages), model.worker.model.max_model_len - 1)
+        turns = () if violations else tuple(messages)  # too many are not read
+        tools, variables = submission.tools, submission.template_kwargs
         try:
             conversation = read_conversation(turns, tools, variables, self._max_prompt_bytes)
         except InvalidRequest as error:
-            raise InvalidRequest([*error.violations, *reserved]) from None
-        if reserved:
-            raise InvalidRequest(reserved)
+            violations += error.violations
+        violations += model.text.variable_violations(variables)
+        if violations:
+            raise InvalidRequest(violations)
         return model.text.encode_chat(conversation.messages, conversation.tools, conversation.template_kwargs)
 
     def _check_text(self, field: str, text: str) -> None:
@@ -81,6 +73,20 @@ def _field(submission: Submission) -> str:
     if submission.text is not None:
         return "text"
     return "chat.messages" if submission.messages is not None else "tokens.ids"
+
+
+def _number_violations(num_messages: int, most: int) -> list[FieldViolation]:
+    """Compare the number of messages with what could fit into the context."""
+    if not num_messages:
+        description = "the conversation has no messages; it needs at least one"
+        return [FieldViolation("chat.messages", "EMPTY_PROMPT", description)]
+    if num_messages > most:
+        description = (
+            f"the conversation has {num_messages} messages; this model's context has room for at most {most}, of one "
+            "token each"
+        )
+        return [FieldViolation("chat.messages", "PROMPT_TOO_LONG", description)]
+    return []
 
 
 def _checked(token_ids: Sequence[int], worker: WorkerInfo) -> tuple[TokenId, ...]:

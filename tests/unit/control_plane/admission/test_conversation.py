@@ -156,6 +156,22 @@ def test_a_wrong_role_a_wrong_text_and_a_wrong_variable_are_told_together() -> N
     ]
 
 
+@pytest.mark.parametrize(("num_messages", "reason"), [(0, "EMPTY_PROMPT"), (128, "PROMPT_TOO_LONG")])
+def test_with_a_wrong_number_of_messages_all_other_faults_are_told(num_messages: int, reason: str) -> None:
+    submission = Submission(
+        messages=[HI] * num_messages, tools=[{"a": float("nan")}], template_kwargs={"bos_token": "<s>"}
+    )
+
+    with pytest.raises(InvalidRequest) as refused:
+        validator().validate(submission)
+
+    assert [(each.field, each.reason) for each in refused.value.violations] == [
+        ("chat.messages", reason),
+        ("chat.tools[0]", "OUT_OF_RANGE"),
+        ("chat.template_kwargs", "RESERVED"),
+    ]
+
+
 def test_a_conversation_with_tools_is_admitted_as_its_template_writes_it() -> None:
     plain = Submission(messages=[HI])
     with_tools = Submission(messages=[replace(HI, name="ann")], tools=[{"a": 1}])  # which the template does not read
