@@ -46,13 +46,16 @@ def write_request(
 
     Raises: InvalidRequest: values that their fields cannot carry, all together; InvalidConfig: a file cannot be read.
     """
-    if not -(2**31) <= account.priority < 2**31:
+    message = inference_pb2.GenerateRequest(echo=details.echo)
+    violations = []
+    if -(2**31) <= account.priority < 2**31:
+        message.priority = account.priority
+    else:
         description = f"is {account.priority}; must be in [-1000, 1000], lower goes first"
-        raise InvalidRequest([FieldViolation("priority", "OUT_OF_RANGE", description)])
-    message = inference_pb2.GenerateRequest(priority=account.priority, echo=details.echo)
+        violations.append(FieldViolation("priority", "OUT_OF_RANGE", description))
     if details.max_queue_time is not None:
         message.max_queue_time_s = details.max_queue_time
-    violations = _write_texts(message, prompt, model, account.cache_salt)
+    violations += _write_texts(message, prompt, model, account.cache_salt)
     violations += _write_sampling(message.sampling, sampling, details)
     if violations:
         raise InvalidRequest(violations)

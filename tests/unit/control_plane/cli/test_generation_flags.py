@@ -103,6 +103,11 @@ def test_echo_and_the_wait_are_asked_of_the_request(server: ScriptedServer) -> N
             "sampling.min_tokens: is -2; must be in [0, 2**32); sampling.stop_token_ids: is -7; must be in [0, 2**32)",
         ),
         (
+            ["--priority=3000000000", "--seed=-1"],
+            "priority: is 3000000000; must be in [-1000, 1000], lower goes first; "
+            "sampling.seed: is -1; must be in [0, 2**64), or left out",
+        ),
+        (
             ["--model", "\udcff", "--cache-salt", "\udcff"],
             "model: is not valid Unicode: surrogates not allowed; "
             "cache_salt: is not valid Unicode: surrogates not allowed",
