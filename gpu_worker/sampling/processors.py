@@ -182,7 +182,9 @@ class ProcessorChain:
                 return logits, f"it returned {type(changed).__name__}, not a tensor"
             if _form(changed) != _form(before):
                 return logits, f"it returned {_form(changed)}, not {_form(before)}"
-            changed = changed.contiguous()  # stages behind it write in place
+            if type(changed) is not Tensor or changed.is_neg():
+                changed = torch.empty_like(before).copy_(changed)  # of a kind that the stages behind it can read
+            changed = changed.contiguous()  # they write in place
             if self._check_declined and not _left_declined(is_taken_N, changed, before, ctx):
                 return logits, "it changed rows that it had declined"
             return changed, None

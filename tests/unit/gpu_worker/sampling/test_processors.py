@@ -1,6 +1,7 @@
 """The chain of logits processors: who is asked, when one is skipped, and what remains of one that fails."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -244,6 +245,37 @@ def test_a_view_that_repeats_a_row_becomes_a_tensor_that_later_stages_may_write(
 
     assert failures == []
     assert changed.tolist() == [[5.0] * 4, [1.0] * 4]
+
+
+class Closed(Tensor):
+    """Tells of itself, and lets nobody compute with it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ == "__get__":
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        raise TypeError("closed")
+
+
+@pytest.mark.parametrize(
+    ("act", "failed"),
+    [
+        (lambda logits: torch._neg_view(-logits), []),  # numpy, which takes the best of a greedy row, refuses it
+        (lambda logits: logits.as_subclass(Closed), [0]),
+    ],
+    ids=["negated lazily", "closed"],
+)
+def test_a_tensor_of_another_kind_becomes_a_plain_one_or_fails_its_own_rows(
+    act: Callable[..., object], failed: list[int]
+) -> None:
+    chain = chain_of(Failing("apply", act, {0}))
+    admit(chain, 0)
+
+    changed, failures = chain.apply(torch.ones(2, 4), context(0, 1))
+
+    assert failed_rows(failures) == failed
+    assert type(changed) is Tensor
+    assert changed.numpy().tolist() == [[1.0] * 4] * 2
 
 
 def test_what_a_processor_writes_to_its_context_nobody_else_sees() -> None:
