@@ -252,7 +252,7 @@ class Closed(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ == "__get__":
+        if func.__name__ in ("__get__", "contiguous"):
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
         raise TypeError("closed")
 
