@@ -269,11 +269,11 @@ class PlanOutOfOrder(ServingError):
 
 
 class StepFailed(ServingError):
-    """A row failed on the worker. `reason` is the row's own; a grammar that is too complex is the caller's fault."""
+    """A row failed on the worker. `reason` is the row's own; a grammar that leads nowhere is the caller's fault."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
-        if reason == "GRAMMAR_TOO_COMPLEX":
+        if reason in ("GRAMMAR_TOO_COMPLEX", "INVALID_GRAMMAR"):
             self.code = Code.INVALID_ARGUMENT
         super().__init__(message)
 

@@ -33,6 +33,15 @@ _TOO_COMPLEX: Final = (
     "unable to determine",
 )
 _UNSUPPORTED: Final = ("unimplemented keys", "not supported", "only supported", "unknown format")
+_SAID_BETTER: Final = {  # what is unsupported too, where the parser's words name no remedy that a caller has
+    "coerce_one_of": "has a oneOf whose alternatives could both fit; write anyOf, or alternatives of different types",
+    "retrieving it failed": "has a $ref to another document; put what it refers to under $defs",
+}
+_NO_TEXT: Final = "no text fits it that the model can write"
+_DEAD_END: Final = (
+    "begins texts that cannot go on: an end-of-sequence token, which it ends with by itself, and tokens that the model "
+    "does not have can be no part of it"
+)
 _TOO_SLOW: Final = "takes longer than {timeout_s:g} s or more than 512 MiB to read; make it simpler"
 
 
@@ -139,8 +148,8 @@ def judge(kind: str, text: str, tokenizer: Any) -> str:
             mask[token_id // 8] &= ~(1 << token_id % 8)
         chosen = _choose(mask, dice)
         if chosen is None:
-            if num_walked == 0 and not matcher.is_accepting():
-                raise Refused("INVALID_GRAMMAR", "no text fits it that the model can write")
+            if not matcher.is_accepting():
+                raise Refused("INVALID_GRAMMAR", _NO_TEXT if num_walked == 0 else _DEAD_END)
             break
         if not matcher.consume_token(chosen):
             if _is_too_complex(matcher):
@@ -166,8 +175,12 @@ def _is_too_complex(matcher: Any) -> bool:
 
 def _refusal(matcher: Any) -> Refused:
     message = matcher.get_error().partition("\n<non-verbose/>")[0]
-    if _has(message, _UNSUPPORTED) and "regex parse error" not in message:
-        return Refused("UNSUPPORTED_KEYWORD", message)
+    if "regex parse error" not in message:
+        for sign, description in _SAID_BETTER.items():
+            if sign in message:
+                return Refused("UNSUPPORTED_KEYWORD", description)
+        if _has(message, _UNSUPPORTED):
+            return Refused("UNSUPPORTED_KEYWORD", message)
     if _is_too_complex(matcher):
         return Refused("GRAMMAR_TOO_COMPLEX", message)
     if message == "NoExtensionBias":

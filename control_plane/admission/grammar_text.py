@@ -19,6 +19,8 @@ JSON_OPTIONS: Final[dict[str, Any]] = {
     "lenient": False,
 }
 _OLD_BOUNDS: Final = ("exclusiveMinimum", "exclusiveMaximum")
+_OF_NAMES: Final = ("properties", "patternProperties", "$defs", "definitions")  # keys in them are no keywords
+_OF_VALUES: Final = ("const", "enum", "default", "examples")  # what is in them is no schema
 
 
 class Refused(Exception):
@@ -89,10 +91,14 @@ def _choice(texts: list[str]) -> str:
     return _matcher().grammar_from_regex("|".join(escaped))
 
 
-def _has_old_bounds(value: Any) -> bool:
+def _has_old_bounds(value: Any, is_of_names: bool = False) -> bool:
     """Say whether a schema has draft 4's `exclusiveMinimum: true`, which llguidance would pass over."""
     if isinstance(value, list):
         return any(map(_has_old_bounds, value))
     if not isinstance(value, dict):
         return False
-    return any(isinstance(value.get(key), bool) for key in _OLD_BOUNDS) or any(map(_has_old_bounds, value.values()))
+    if is_of_names:
+        return any(map(_has_old_bounds, value.values()))
+    return any(isinstance(value.get(key), bool) for key in _OLD_BOUNDS) or any(
+        _has_old_bounds(each, key in _OF_NAMES) for key, each in value.items() if key not in _OF_VALUES
+    )

@@ -16,6 +16,7 @@ from plugins.types import TokenId
 MAX_KEPT: Final = 64  # grammars that were read, for further outputs of the same one
 _TOO_COMPLEX: Final = ("ParserTooComplex", "LexerTooComplex")
 _LIMITS: Final = ("too many", "limit", "max is")  # in messages, where the reason does not say it
+_DEAD_END: Final = "noextension"  # likewise: no text goes on from here
 
 
 class GrammarFault(Exception):
@@ -52,7 +53,7 @@ class GrammarState:
         if has_end and not self._matcher.is_accepting():  # a grammar may name the token itself
             mask = _without(mask, self._eos_token_ids)
         if not any(mask):
-            raise GrammarFault("GRAMMAR_FAILED", f"leaves no token after {self._num_consumed} of the output")
+            raise self._dead_end()
         return mask
 
     def _fault(self, what: str) -> GrammarFault:
@@ -60,8 +61,13 @@ class GrammarState:
         if self._matcher.stop_reason() in _TOO_COMPLEX or any(part in message for part in _LIMITS):
             description = f"is too complex after {self._num_consumed} tokens of the output; make it simpler"
             return GrammarFault("GRAMMAR_TOO_COMPLEX", description)
+        if _DEAD_END in message:
+            return self._dead_end()
         description = f"does not allow {what} of the output, or nothing can follow"
         return GrammarFault("GRAMMAR_FAILED", description)
+
+    def _dead_end(self) -> GrammarFault:
+        return GrammarFault("INVALID_GRAMMAR", f"leaves no token after {self._num_consumed} of the output; correct it")
 
 
 class GrammarReader:

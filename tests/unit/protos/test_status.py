@@ -154,6 +154,14 @@ async def test_a_failed_row_keeps_the_reason_that_no_class_has() -> None:
     assert (arrived.code, arrived.reason, str(arrived)) == (Code.INTERNAL, "BAD_LOGITS", "row 3: no finite logit")
 
 
+@pytest.mark.parametrize("reason", ["GRAMMAR_TOO_COMPLEX", "INVALID_GRAMMAR"])
+async def test_a_row_that_failed_of_its_grammar_is_the_callers_fault(reason: str) -> None:
+    async with serving(raising(StepFailed(reason, "the grammar leads nowhere"))) as channel:
+        arrived = from_rpc_error(await error_of(ask(channel)))
+
+    assert (arrived.code, arrived.reason) == (Code.INVALID_ARGUMENT, reason)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("secret of a tenant"), InvariantBroken("secret of a tenant")])
 async def test_a_bug_is_logged_with_its_traceback_and_answered_without_it(
     error: Exception, caplog: pytest.LogCaptureFixture

@@ -180,12 +180,25 @@ def test_a_token_that_the_grammar_does_not_allow_fails_the_row_alone() -> None:
     assert rig.step(0, 1) == ["GRAMMAR_FAILED", HELLO]
 
 
-@pytest.mark.parametrize("grammar", ["start: b", 'start: "a" /[/', "start: start", 'start: <|im_end|> "a"'])
+@pytest.mark.parametrize("grammar", ["start: b", 'start: "a" /[/'])
 def test_a_grammar_that_admission_would_have_refused_fails_its_row(grammar: str) -> None:
     rig = Rig()
     rig.admit(0, grammar)
 
     assert rig.step(0) == ["GRAMMAR_FAILED"]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ["start: start", 'start: <|im_end|> "a"', 'start: "a" <|im_end|> "b"', 'start: "a" /[^\\x00-\\x{10FFFF}]/'],
+)
+def test_a_grammar_that_leads_nowhere_is_the_callers_fault_wherever_that_shows(grammar: str) -> None:
+    rig = Rig()
+    rig.admit(0, grammar)
+    if rig.step(0) == [{byte(ord("a"))}]:
+        rig.table.append(0, byte(ord("a")))
+
+    assert rig.step(0) == ["INVALID_GRAMMAR"]
 
 
 def test_a_grammar_that_becomes_too_complex_on_the_way_fails_its_row_with_that_reason() -> None:
