@@ -51,9 +51,10 @@ class Penalties(LogitsProcessor):
         places_L = torch.arange(self._askers.max_len(ctx) + history.num_drafts, device=logits.device)
         tokens_AL = history.at(places_L.minimum(history.ends_A1 - 1))  # beyond its end a row repeats its last token
         repetition_A1, frequency_A1, presence_A1 = self._factors.lines(history.rows_A, 3).T.unsqueeze(2)
-        scores_AL = read_scores(logits, rows_A, tokens_AL)
-        scores_AL = torch.where(scores_AL > 0, scores_AL / repetition_A1, scores_AL * repetition_A1)
+        before_AL = read_scores(logits, rows_A, tokens_AL)
+        scores_AL = torch.where(before_AL > 0, before_AL / repetition_A1, before_AL * repetition_A1)
         scores_AL = scores_AL.clamp_(max=MAX_SCORE)  # a tiny penalty takes a score beyond all numbers
+        scores_AL = torch.where(before_AL == torch.inf, before_AL, scores_AL)  # a row that is broken stays so
         if self._counters.find(ctx) is not None:
             is_output_AL = (places_L >= history.starts_A1) & (places_L < history.ends_A1)
             counts_AL = self._count(tokens_AL, is_output_AL)

@@ -1,4 +1,4 @@
-"""Penalties at the ends of their range leave scores that a token can be drawn from."""
+"""Penalties at the ends of their range leave scores that a token can be drawn from, and mend none that cannot."""
 
 import pytest
 import torch
@@ -18,3 +18,16 @@ def test_no_repetition_penalty_makes_a_score_infinite(penalty: float) -> None:
 
     assert scores.isfinite().all()
     assert scores[0, 3].item() == 5.0
+
+
+@pytest.mark.parametrize("penalties", [{"repetition_penalty": 1.5}, {"presence_penalty": 1.0}])
+@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
+def test_a_score_that_is_not_finite_stays_so_and_fails_its_row(broken: float, penalties: dict[str, float]) -> None:
+    tables = Tables(vocab_size=8)
+    tables.put(3, (1, 2), (4,))
+    stages = tables.stages()
+    take(stages, 3, **penalties)
+
+    scores = apply(stages, torch.tensor([[0.0, 1.0, broken, 5.0, broken, -5.0, 0.5, 0.0]]), tables.context(3))
+
+    assert scores[0, [2, 4]].tolist() == pytest.approx([broken] * 2, nan_ok=True)
