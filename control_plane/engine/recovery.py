@@ -25,7 +25,7 @@ def judge_death(lost: Collection[Live]) -> set[Live]:
     and nobody is blamed. The blame for a death is 1, shared by those who had not settled: equally, but who was tried
     there as a suspect bears half of it, however many newcomers stood beside it. So who was in doubt when a worker died
     is the culprit when the next one dies of it alone, and when the next two do in any company; and workers that are
-    killed from outside cost nobody anything, however often, unless they hit the same request's trials twice.
+    killed from outside cost nobody anything, however often, unless two strike one request that has not settled.
     """
     unsettled = {live for live in lost if not live.is_settled}
     tried = {live for live in unsettled if live.is_suspect}
