@@ -213,13 +213,15 @@ class Rig:
 
 @lru_cache(maxsize=4096)
 def scores_after(token_ids: tuple[int, ...]) -> "Tensor":
-    """What the model says after these tokens: [VOCAB_SIZE] float32, a tenth of it -inf, as after a grammar."""
+    """What the model says after these tokens: [VOCAB_SIZE] float32, a tenth of it -inf, as after a grammar; a few are
+    -0.0, which is not 0.0 to who compares bits."""
     import torch
 
     seed = random.Random(str(token_ids)).getrandbits(63)
     generator = torch.Generator().manual_seed(seed)
     scores = 4 * torch.randn(VOCAB_SIZE, generator=generator)
-    return scores.masked_fill(torch.rand(VOCAB_SIZE, generator=generator) < 0.1, float("-inf"))
+    scores.masked_fill_(torch.rand(VOCAB_SIZE, generator=generator) < 0.1, float("-inf"))
+    return scores.masked_fill((torch.rand(VOCAB_SIZE, generator=generator) < 0.02) & scores.isfinite(), -0.0)
 
 
 def answer_alone(subject: Subject, asked: Asked, num_output: int, drafts: tuple[int, ...] = ()) -> "Tensor":

@@ -118,6 +118,13 @@ class WritesDeclinedRows(Fee):
         return super().apply(logits, ctx) * 1.0001
 
 
+class AddsNothingToDeclinedRows(Fee):
+    """What was -0.0 is 0.0 then."""
+
+    def apply(self, logits: "Tensor", ctx: LogitsContext) -> "Tensor":
+        return super().apply(logits, ctx) + 0.0
+
+
 class RaisesMinusInfinity(Fee):
     def apply(self, logits: "Tensor", ctx: LogitsContext) -> "Tensor":
         for place, req_idx in self.places(ctx):

@@ -113,6 +113,7 @@ def test_picked_or_not_the_scores_are_the_same_bit_for_bit() -> None:
         (broken.OtherType, "the scores keep shape type and device", "torch.float64"),
         (broken.OneRow, "the scores keep shape type and device", "apply returned (1, 500) torch.float32"),
         (broken.WritesDeclinedRows, "declined rows are untouched", "the scores of a row that it had declined"),
+        (broken.AddsNothingToDeclinedRows, "declined rows are untouched", "the scores of a row that it had declined"),
         (broken.RaisesMinusInfinity, "minus infinity stays and nothing becomes nan", "it raised a score of -inf"),
         (broken.MakesNan, "minus infinity stays and nothing becomes nan", "it made a score that is no number"),
         (broken.LeavesNothing, "minus infinity stays and nothing becomes nan", "nothing can be chosen"),
