@@ -6,7 +6,7 @@ Gives the interface and the values it is called with; order and isolation are th
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from plugins.types import Row, SamplingParams, TokenId
@@ -78,6 +78,23 @@ class LogitsContext:
     input_ids: "Tensor"  # [R] int64: the token fed at each row
     pos: "Tensor"  # [R] int64: its position in the sequence
     seq_lens_upper_bound_np: "np.ndarray"  # [S] int64, on the host: at least the length of each sequence
+
+
+def own_copy(sampling_params: SamplingParams) -> SamplingParams:
+    """Return what one processor is shown of a request: whatever it writes there, nobody else sees."""
+    if not (sampling_params.extra_args or sampling_params.logit_bias):
+        return sampling_params  # all else cannot be written to
+    return replace(
+        sampling_params,
+        extra_args=_copied(sampling_params.extra_args),
+        logit_bias=dict(sampling_params.logit_bias),
+    )
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 class LogitsProcessor(ABC):

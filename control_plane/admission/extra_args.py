@@ -15,7 +15,7 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 
 from plugins.errors import FieldViolation, InvalidConfig, PluginFailed
-from plugins.logits import LogitsProcessor
+from plugins.logits import LogitsProcessor, own_copy
 from plugins.logits_loading import LoadedProcessor, failure_message, refusal_text
 from plugins.types import ProcessorInfo, SamplingParams
 
@@ -101,11 +101,11 @@ class _Check:
         if self._validate is None:
             return []
         try:
-            self._validate(sampling)
+            self._validate(own_copy(sampling))
         except ValueError as error:
             text = f"{self._info.name} refuses it: {refusal_text(error)}"
             return [FieldViolation(FIELD, "REFUSED_BY_PROCESSOR", text)]
-        except Exception as error:  # it is a plug-in's
+        except (Exception, SystemExit) as error:  # it is a plug-in's, and ends no server
             raise _failed(self._info, "validate_params", error) from error
         return []
 
@@ -157,7 +157,7 @@ def _decides(cls: type[LogitsProcessor]) -> bool:
     return getattr(cls.validate_params, "__func__", None) is not inherited
 
 
-def _failed(info: ProcessorInfo, method: str, error: Exception) -> PluginFailed:
+def _failed(info: ProcessorInfo, method: str, error: BaseException) -> PluginFailed:
     logger.error(
         "logits_processor_failed",
         extra={"processor": info.name, "place": info.place, "method": method, "error": type(error).__name__},

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plugins.errors import InvalidConfig, PluginFailed
-from plugins.logits import LogitsContext, LogitsProcessor, ProcessorConfig, RequestStates
+from plugins.logits import LogitsContext, LogitsProcessor, ProcessorConfig, RequestStates, own_copy
 from plugins.logits_loading import LoadedProcessor, failure_message
 from plugins.types import ProcessorInfo, Row, RowFailure, SamplingParams
 
@@ -121,7 +121,7 @@ class ProcessorChain:
                 self._is_accepted[index, row] = stage.processor.add_request(row, params)
                 continue
             try:
-                answer: object = stage.processor.add_request(row, params)
+                answer: object = stage.processor.add_request(row, own_copy(params))
                 why: BaseException | str | None = None
             except BaseException as error:  # it is a plug-in's
                 answer, why = False, error

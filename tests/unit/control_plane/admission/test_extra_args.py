@@ -204,3 +204,25 @@ def test_anything_else_fails_the_request_and_names_the_processor(caplog: pytest.
     )
     assert [record.message for record in caplog.records] == ["logits_processor_failed"]
     assert "no such table" not in caplog.text
+
+
+def test_one_that_would_end_the_process_fails_the_request() -> None:
+    class Leaving(Steering):
+        @classmethod
+        def validate_params(cls, sampling_params: SamplingParams) -> None:
+            raise SystemExit(3)
+
+    with pytest.raises(PluginFailed, match=r"Leaving\) failed in validate_params: SystemExit: 3"):
+        found([Leaving], steer=1)
+
+
+def test_what_it_writes_to_the_arguments_nobody_else_sees() -> None:
+    class Eating(Steering):
+        @classmethod
+        def validate_params(cls, sampling_params: SamplingParams) -> None:
+            sampling_params.extra_args.clear()  # type: ignore[attr-defined]  # what it must not
+
+    sampling = SamplingParams(extra_args={"steer": 1})
+
+    assert ExtraArgs(load_processors([Eating])).violations(sampling) == []
+    assert sampling.extra_args == {"steer": 1}

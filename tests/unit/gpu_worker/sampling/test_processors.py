@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_worker.sampling.processors import LoadedInstance, ProcessorChain
 from plugins.logits import LogitsContext, LogitsProcessor
-from plugins.types import ProcessorInfo, Row, RowFailure, SamplingParams
+from plugins.types import ProcessorInfo, Row, RowFailure, SamplingParams, TokenId
 
 
 class Recorder(LogitsProcessor):
@@ -315,6 +315,20 @@ def test_a_processor_that_fails_in_add_request_fails_that_row(act: Callable[...,
     assert admit(chain, 0, 1) == [None, RowFailure(Row(1), "PLUGIN_FAILED", message)]
     changed, _ = chain.apply(torch.zeros(1, 4), context(0))
     assert changed.tolist() == [[2.0] * 4]
+
+
+def test_what_a_processor_writes_to_parameters_nobody_else_sees() -> None:
+    class Eating(Recorder):
+        def add_request(self, req_idx: Row, sampling_params: SamplingParams) -> bool:
+            sampling_params.logit_bias.pop(TokenId(5), None)  # type: ignore[attr-defined]  # what it must not
+            return bool(sampling_params.extra_args.pop("words")["first"].pop() == 7)  # type: ignore[attr-defined]
+
+    chain = chain_of(Eating({0}, 1.0), Eating({0}, 2.0))
+    params = SamplingParams(logit_bias={TokenId(5): 1.0}, extra_args={"words": {"first": [7]}})
+
+    assert chain.add_request(Row(0), params) is None
+    assert (params.extra_args, params.logit_bias) == ({"words": {"first": [7]}}, {5: 1.0})
+    assert chain.apply(torch.zeros(1, 4), context(0))[0].tolist() == [[8.0] * 4]
 
 
 def test_numpys_booleans_are_an_answer_too() -> None:
