@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 
+from control_plane.admission.extra_args import ExtraArgs
 from control_plane.cli.render import JSON_ONLY, render, table
 from control_plane.engine.scheduler_choice import (
     BUILTIN_POLICIES,
@@ -27,18 +28,19 @@ from plugins.conformance.logits import check_logits_processor
 from plugins.conformance.policy import check_policy
 from plugins.conformance.report import CheckResult
 from plugins.conformance.scheduler import check_scheduler
-from plugins.errors import InvalidConfig
+from plugins.errors import InvalidConfig, PluginFailed
 from plugins.logits import LogitsProcessor
 from plugins.logits_loading import BUILTIN_PROCESSORS, load_processor
 from plugins.logits_loading import GROUP as PROCESSOR_GROUP
 from plugins.scheduler import Scheduler, SchedulingPolicy
-from plugins.types import WorkerInfo
+from plugins.types import SamplingParams, WorkerInfo
 
 PREFIX = "dihedral."  # of every group of entry points that we read
 CHECK_HELP = "a scheduler, scheduling policy or logits processor: its name in `dihedral plugins`, or pkg.mod:Class"
 EXAMPLE_HELP = "arguments that a logits processor takes, as a JSON object; may be given again; default: from its schema"
 SECTION_HELP = "a logits processor's part of plugins.logits_processor_config, as a JSON object"
 HOOKS = "plugins.scheduler.Scheduler, plugins.scheduler.SchedulingPolicy or plugins.logits.LogitsProcessor"
+DECLARED = ("UNKNOWN_ARGUMENT", "SCHEMA_VIOLATION")  # why arguments do not fit a processor's declarations
 JSON = Parameter(name="--json", group=Group("General"), help="print JSON", show_default=False)
 
 
@@ -190,7 +192,20 @@ def _check_processor(
             f"logits processor {name!r}: its checks run it, and torch is not installed here; "
             "pip install 'dihedral[worker]', or check it where workers run"
         )
+    for example in examples:
+        _require_declared(name, example)
     return PluginReport(name, "logits processor", check_logits_processor(cls, examples, section))
+
+
+def _require_declared(name: str, example: Mapping[str, Any]) -> None:
+    """Raises: InvalidConfig: the example is none by the processor's declarations; the checks would blame the class."""
+    try:
+        found = ExtraArgs((load_processor(name),)).violations(SamplingParams(extra_args=example))
+    except (InvalidConfig, PluginFailed):  # what is wrong with the class is for the suite to tell
+        return
+    wrong = [f"{each.field}: {each.description}" for each in found if each.reason in DECLARED]
+    if wrong:
+        raise InvalidConfig(f"--example {json.dumps(example)} is none: {'; '.join(wrong)}")
 
 
 def _has_torch() -> bool:

@@ -168,6 +168,21 @@ def test_arguments_of_a_check_must_be_objects(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("example", "complaint"),
+    [
+        ('{"no_repeat_ngram_size": 1}', "sampling.extra_args.no_repeat_ngram_size: 1 is less than the minimum of 2"),
+        ('{"no_repeat_ngram_sise": 3}', "sampling.extra_args.no_repeat_ngram_sise: no logits processor reads it; did"),
+    ],
+)
+def test_an_example_that_the_processor_does_not_declare_is_no_fault_of_its(
+    example: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "check", "ngram_repetition", "--example", example]) == 2
+
+    assert f"--example {example} is none: {complaint}" in " ".join(capsys.readouterr().err.split())
+
+
 def test_without_torch_a_logits_processor_is_not_checked_and_the_remedy_is_told() -> None:
     command = [sys.executable, "-m", "tests.architecture.torch_free", "control_plane.cli.commands:main"]
     check = subprocess.run(
