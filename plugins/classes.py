@@ -43,7 +43,7 @@ def find_class(
         )
     try:
         found: object = import_module(module)
-    except Exception as error:  # a plug-in's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a plug-in's module may raise anything while it is imported
         raise _cannot_load(kind, name, place, module, entries, error) from error
     try:
         for attribute in attributes:
@@ -101,7 +101,7 @@ def _split(place: str) -> tuple[str, list[str]]:
 
 
 def _cannot_load(
-    kind: str, name: str, place: str, module: str, entries: Sequence[EntryPoint], error: Exception
+    kind: str, name: str, place: str, module: str, entries: Sequence[EntryPoint], error: BaseException
 ) -> InvalidConfig:
     dist = _distribution(module, entries)
     repaired = f"or install a version of {dist.name} that fits" if dist is not None else "or correct the module"

@@ -62,7 +62,7 @@ def build_instances(
         own = replace(config, section=loaded.section)
         try:
             instances.append(LoadedInstance(loaded.cls(own, visible), loaded.info))
-        except Exception as error:  # it is a plug-in's
+        except (Exception, SystemExit) as error:  # it is a plug-in's
             owner = loaded.info.distribution or "no installed distribution"
             raise InvalidConfig(
                 f"{failure_message(loaded.info, '__init__', error)}; it is of {owner}: repair it, "

@@ -167,7 +167,7 @@ def validate_params_refuses_by_value_error_alone(subject: Subject) -> None:
                 subject.cls.validate_params(SamplingParams(extra_args=args))
             except ValueError:
                 continue
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 shown = f"{args[name]!r:.40}"
                 require(False, f"{name}={shown} raises {type(error).__name__}: {error}; only ValueError may be raised")
 

@@ -37,6 +37,6 @@ def _run(check: Callable[[T], None], subject: T) -> CheckResult:
         check(subject)
     except CheckFailed as failure:
         return CheckResult(name, False, str(failure))
-    except Exception as error:  # a plug-in may raise anything
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything
         return CheckResult(name, False, f"{type(error).__name__}: {error}")
     return CheckResult(name, True)

@@ -110,6 +110,7 @@ def test_picked_or_not_the_scores_are_the_same_bit_for_bit() -> None:
             "the row's next occupant gets 3 of 500 scores that it would not get alone",
         ),
         (broken.NeedsAdditions, "staged writes are applied with nothing to write", "IndexError: pop from empty list"),
+        (broken.Leaves, "the scores keep shape type and device", "SystemExit: 0"),
         (broken.OtherType, "the scores keep shape type and device", "torch.float64"),
         (broken.OneRow, "the scores keep shape type and device", "apply returned (1, 500) torch.float32"),
         (broken.WritesDeclinedRows, "declined rows are untouched", "the scores of a row that it had declined"),

@@ -262,13 +262,15 @@ def test_the_same_class_given_twice_is_two_processors_applied_in_order() -> None
     assert [place.rpartition(".")[2] for place in places] == ["Numbered", "Numbered"]
 
 
-def test_what_it_raises_while_it_is_built_stops_the_start_and_names_it() -> None:
+@pytest.mark.parametrize("error", [OSError("no such file"), SystemExit("no such file")])
+def test_what_it_raises_while_it_is_built_stops_the_start_and_names_it(error: BaseException) -> None:
     class Fragile(Witness):
         def __init__(self, config: ProcessorConfig, req_states: RequestStates) -> None:
-            raise OSError("no such file")
+            raise error
 
+    said = f"Fragile failed in __init__: {type(error).__name__}: no such file; it is of no installed"
     with (
-        pytest.raises(InvalidConfig, match=r"Fragile failed in __init__: OSError: no such file; it is of no installed"),
+        pytest.raises(InvalidConfig, match=said),
         local_engine(Fragile),
     ):
         pass

@@ -135,7 +135,7 @@ def test_a_module_without_the_class_says_so() -> None:
     )
 
 
-@pytest.mark.parametrize("line", ["raise ValueError('no key')", "import json; json.nothing"])
+@pytest.mark.parametrize("line", ["raise ValueError('no key')", "import json; json.nothing", "raise SystemExit(0)"])
 def test_a_module_that_raises_is_told_from_one_that_lacks_the_class(install: Path, line: str) -> None:
     (install / "planted_raising.py").write_text(f"{line}\n")
 
