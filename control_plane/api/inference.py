@@ -107,7 +107,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             description = f"has {num_ids} ids; at most {MAX_CANCELLED} are allowed, send the others in further calls"
             raise InvalidRequest([FieldViolation("request_ids", "TOO_MANY", description)])
         for request_id in request.request_ids:
-            self._engine.cancel(RequestId(request_id))
+            if request_id.isascii():  # as callers' names are; those of further outputs are not, and name no request
+                self._engine.cancel(RequestId(request_id))
         return inference_pb2.CancelResponse()
 
     async def Tokenize(
