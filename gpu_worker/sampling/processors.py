@@ -99,6 +99,7 @@ class ProcessorChain:
         )
         self._check_declined = check_declined
         self._is_accepted: Bools = np.zeros((len(self._stages), num_rows), dtype=np.bool_)
+        self._is_taken = self._is_accepted.copy()  # what each said; of a row that failed it stays, for plans in flight
         self._is_marked: Bools = np.zeros(num_rows, dtype=np.bool_)
         self._has_come = False  # somebody, since staged writes were applied; built-in stages write for nobody else
 
@@ -115,6 +116,7 @@ class ProcessorChain:
     def add_request(self, row: Row, params: SamplingParams) -> RowFailure | None:
         """Offer a new occupant of the row to each processor. Returns why the row failed, if one of them did."""
         self._forget(row)
+        self._is_taken[:, row] = False
         self._has_come = True
         for index, stage in enumerate(self._stages):
             if stage.info is None:
@@ -129,7 +131,7 @@ class ProcessorChain:
                 why = f"it returned {type(answer).__name__}, not bool"
             if why is not None:
                 return self._fail(stage.info, "add_request", why, [row])[0]
-            self._is_accepted[index, row] = bool(answer)
+            self._is_accepted[index, row] = self._is_taken[index, row] = bool(answer)
         self._is_marked[row] = self._is_accepted[:, row].any()
         return None
 
@@ -155,7 +157,6 @@ class ProcessorChain:
         failures: list[RowFailure] = []
         if not self._is_marked[rows_S].any():
             return logits, failures
-        is_taken = self._is_accepted.copy() if self._check_declined else self._is_accepted  # before one fails
         for index, stage in enumerate(self._stages):
             if not self._is_accepted[index, rows_S].any():
                 continue
@@ -163,7 +164,7 @@ class ProcessorChain:
                 logits = stage.processor.apply(logits, ctx)
                 continue
             before = logits.clone()
-            changed, why = self._applied(is_taken[index], stage.processor, logits, before, ctx)
+            changed, why = self._applied(index, stage.processor, logits, before, ctx)
             if why is None:
                 logits = changed
                 continue
@@ -173,7 +174,7 @@ class ProcessorChain:
         return logits, failures
 
     def _applied(
-        self, is_taken_N: Bools, processor: LogitsProcessor, logits: Tensor, before: Tensor, ctx: LogitsContext
+        self, index: int, processor: LogitsProcessor, logits: Tensor, before: Tensor, ctx: LogitsContext
     ) -> tuple[Tensor, BaseException | str | None]:
         """Return what a custom processor made of the scores, and why that cannot be used, if it cannot."""
         try:
@@ -185,7 +186,7 @@ class ProcessorChain:
             if type(changed) is not Tensor or changed.is_neg():
                 changed = torch.empty_like(before).copy_(changed)  # of a kind that the stages behind it can read
             changed = changed.contiguous()  # they write in place
-            if self._check_declined and not _left_declined(is_taken_N, changed, before, ctx):
+            if self._check_declined and not _left_declined(self._is_taken[index], changed, before, ctx):
                 return logits, "it changed rows that it had declined"
             return changed, None
         except BaseException as error:  # it is a plug-in's
