@@ -148,6 +148,13 @@ async def test_a_cancel_beside_the_last_token_leaves_one_end() -> None:
         assert sorted(await run.metrics.outcomes(2)) == ["cancelled", "length"]
 
 
+async def test_what_the_engine_calls_a_further_output_is_no_name_that_a_caller_can_cancel() -> None:
+    async with running() as run:
+        await run.inference.Cancel(CancelRequest(request_ids=["a·1", "b"]))
+
+        assert run.engine.cancelled == ["b"]
+
+
 async def test_a_thousand_names_may_be_cancelled_at_once_and_no_more() -> None:
     async with running() as run:
         await run.inference.Cancel(CancelRequest(request_ids=["a"] * 1000))

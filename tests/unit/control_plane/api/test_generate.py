@@ -397,13 +397,6 @@ async def test_cancel_ends_the_named_requests_and_only_those() -> None:
         assert await run.metrics.outcomes() == ["cancelled"]
 
 
-async def test_what_the_engine_calls_a_further_output_is_no_name_that_a_caller_can_cancel() -> None:
-    async with running() as run:
-        await run.inference.Cancel(inference_pb2.CancelRequest(request_ids=["a·1", "b"]))
-
-        assert run.engine.cancelled == ["b"]
-
-
 @pytest.mark.parametrize(
     ("refusal", "code", "outcome"),
     [
