@@ -8,6 +8,7 @@ constraint becomes a grammar is the business of `grammar_text.py`, who asks that
 import contextlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -37,6 +38,8 @@ _SAID_BETTER: Final = {  # what is unsupported too, where the parser's words nam
     "coerce_one_of": "has a oneOf whose alternatives could both fit; write anyOf, or alternatives of different types",
     "retrieving it failed": "has a $ref to another document; put what it refers to under $defs",
 }
+_FOR_GRAMMARS: Final = re.compile("; (consider|try) .*", re.DOTALL)  # advice on rules, which a schema has none of
+_FOR_SCHEMAS: Final = "; make the schema simpler: fewer optional properties and alternatives, and values that end"
 _NO_TEXT: Final = "no text fits it that the model can write"
 _DEAD_END: Final = (
     "begins texts that cannot go on: an end-of-sequence token, which it ends with by itself, and tokens that the model "
@@ -136,13 +139,13 @@ def judge(kind: str, text: str, tokenizer: Any) -> str:
     limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise _refusal(matcher)
+        raise _refusal(matcher, kind)
     dice = Random(0)
     for num_walked in range(NUM_WALKED):
         mask = bytearray(matcher.compute_bitmask())
         if matcher.is_error():
             if num_walked == 0 or _is_too_complex(matcher):
-                raise _refusal(matcher)
+                raise _refusal(matcher, kind)
             break  # a way that leads nowhere, beside others that do
         for token_id in tokenizer.eos_tokens:
             mask[token_id // 8] &= ~(1 << token_id % 8)
@@ -153,7 +156,7 @@ def judge(kind: str, text: str, tokenizer: Any) -> str:
             break
         if not matcher.consume_token(chosen):
             if _is_too_complex(matcher):
-                raise _refusal(matcher)
+                raise _refusal(matcher, kind)
             break
     return grammar
 
@@ -173,7 +176,7 @@ def _is_too_complex(matcher: Any) -> bool:
     return matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex") or _has(matcher.get_error(), _TOO_COMPLEX)
 
 
-def _refusal(matcher: Any) -> Refused:
+def _refusal(matcher: Any, kind: str) -> Refused:
     message = matcher.get_error().partition("\n<non-verbose/>")[0]
     if "regex parse error" not in message:
         for sign, description in _SAID_BETTER.items():
@@ -182,6 +185,8 @@ def _refusal(matcher: Any) -> Refused:
         if _has(message, _UNSUPPORTED):
             return Refused("UNSUPPORTED_KEYWORD", message)
     if _is_too_complex(matcher):
+        if kind == "json_schema":
+            message = _FOR_GRAMMARS.sub(_FOR_SCHEMAS, message)
         return Refused("GRAMMAR_TOO_COMPLEX", message)
     if message == "NoExtensionBias":
         return Refused("INVALID_GRAMMAR", "no text fits it")

@@ -192,6 +192,16 @@ def test_what_is_too_complex_is_refused(kind: str, constraint: str) -> None:
     assert caught.value.reason == "GRAMMAR_TOO_COMPLEX"
 
 
+def test_a_schema_that_is_too_complex_gets_advice_on_schemas() -> None:
+    optional = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(300)}}
+
+    reason, told = refusal("json_schema", json.dumps(optional))
+
+    assert reason == "GRAMMAR_TOO_COMPLEX"
+    assert "max is 1000; make the schema simpler: fewer optional properties" in told
+    assert "left-recursive" not in told
+
+
 def test_nested_alternatives_are_refused_at_once() -> None:
     """B097: oneOf means exactly one, which a grammar cannot hold a text to unless no two could fit."""
     for depth in range(8, 12):
