@@ -6,7 +6,7 @@ Moves plans in and results out; who may do so is decided in `gpu_worker/ownershi
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 
@@ -28,6 +28,8 @@ from protos.codec_info import encode_tokenizer, encode_worker_info
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+GOODBYE_S: Final = 1.0  # for a caller to leave by itself
 
 
 class Worker(Protocol):
@@ -171,6 +173,10 @@ class _StepStream:
             )
             yield worker_pb2.RunResponse(ready=ready)
         while (item := await self._outbox.get()) is not None:
+            if isinstance(item, WorkerLeaving | WorkerTaken):
+                # The caller may be writing, and gRPC then forgets the status: https://github.com/grpc/grpc/issues/36066
+                yield worker_pb2.RunResponse(goodbye=worker_pb2.Goodbye(reason=item.reason, message=str(item)))
+                await asyncio.sleep(GOODBYE_S)
             if isinstance(item, Exception):
                 raise item
             yield worker_pb2.RunResponse(result=encode_result(item, self._epoch))

@@ -71,8 +71,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> ServingError:
         if type(found) is ServingError:
             found.code, found.reason = code, error.code().name
     else:
-        found = _with_message(_by_reason().get(reason, ServingError), message)
-        found.code, found.reason = code, reason
+        found = from_reason(reason, message)
+        found.code = code
     for one in details:
         if isinstance(one, RetryInfo):
             found.retry_after_s = one.retry_delay.ToMilliseconds() / 1000
@@ -81,6 +81,13 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> ServingError:
                 FieldViolation(violation.field, violation.reason, violation.description)
                 for violation in one.field_violations
             )
+    return found
+
+
+def from_reason(reason: str, message: str) -> ServingError:
+    """Give back an error by its stable reason, with the message that it had."""
+    found = _with_message(_by_reason().get(reason, ServingError), message)
+    found.reason = reason
     return found
 
 

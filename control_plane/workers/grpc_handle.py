@@ -25,7 +25,7 @@ from plugins.types import StepPlan, StepResult, TokenizerBundle, WorkerInfo
 from protos.channel import channel_options
 from protos.codec import PROTOCOL_VERSION, decode_result, encode_plan
 from protos.codec_info import decode_tokenizer, decode_worker_info
-from protos.status import from_rpc_error
+from protos.status import from_reason, from_rpc_error
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 
 RunCall: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.RunRequest, worker_pb2.RunResponse]"
@@ -134,6 +134,9 @@ class GrpcWorkerHandle:
             response = await call.read()
         if not isinstance(response, worker_pb2.RunResponse):
             raise WorkerLost(f"{self._address} ended the step stream")
+        if response.HasField("goodbye"):
+            error = from_reason(response.goodbye.reason, response.goodbye.message)
+            raise error if isinstance(error, TOLD) else WorkerLost(f"{self._address}: {error}")
         return response
 
     @contextmanager
@@ -156,7 +159,7 @@ async def _send(call: RunCall, request: worker_pb2.RunRequest) -> None:
     """Send one message; on a stream that is over nothing happens, because reading it tells why.
 
     A write that meets the end of its stream makes gRPC forget the peer's status and say INTERNAL instead
-    (https://github.com/grpc/grpc/issues/36066); the worker is then lost for a reason that is not told.
+    (https://github.com/grpc/grpc/issues/36066): a worker that leaves on purpose says so before, in a message.
     """
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await call.write(request)

@@ -46,7 +46,7 @@ async def test_a_rolling_restart_costs_no_stream_and_no_token() -> None:
         seen = await generations(running.control_plane.address)
 
     assert len(reasons) == 2
-    assert all("it was asked to stop" in reason for reason in reasons)
+    assert all("it was asked to stop" in reason for reason in reasons), reasons
     assert seen == {"newest": ("2 of 2", "")}
 
 

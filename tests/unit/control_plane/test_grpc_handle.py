@@ -22,6 +22,7 @@ from plugins.errors import (
     WorkerLeaving,
     WorkerLost,
     WorkerOwned,
+    WorkerTaken,
     WrongProtocol,
 )
 from plugins.types import (
@@ -225,6 +226,40 @@ async def test_a_worker_that_leaves_says_so_after_its_last_result() -> None:
 
     assert last.seq == 1
     assert (type(error), str(error)) == (WorkerLeaving, "the worker is leaving: it was asked to stop")
+
+
+@pytest.mark.parametrize("error", [WorkerLeaving("it was asked to stop"), WorkerTaken("me")])
+async def test_a_goodbye_counts_whatever_becomes_of_the_stream(error: WorkerLeaving | WorkerTaken) -> None:
+    """A write that meets the end of the stream makes gRPC forget its status; a message it does not forget."""
+    said = worker_pb2.RunResponse(goodbye=worker_pb2.Goodbye(reason=error.reason, message=str(error)))
+    async with connected(saying(result(1), said)) as handle:
+        await handle.open()
+        results = handle.results()
+        await anext(results)
+        told = await error_of(anext(results))
+
+    assert (type(told), str(told)) == (type(error), str(error))
+
+
+async def test_a_worker_that_leaves_instead_of_being_ready_says_so_too() -> None:
+    async def leave(requests: Requests) -> Responses:
+        await anext(requests)
+        yield worker_pb2.RunResponse(goodbye=worker_pb2.Goodbye(reason=WorkerLeaving.reason, message="it stops"))
+        await asyncio.Event().wait()
+
+    async with connected(leave) as handle:
+        error = await error_of(handle.open())
+
+    assert (type(error), str(error)) == (WorkerLeaving, "it stops")
+
+
+async def test_a_goodbye_for_another_reason_is_a_lost_worker() -> None:
+    said = worker_pb2.RunResponse(goodbye=worker_pb2.Goodbye(reason="BORED", message="enough"))
+    async with connected(saying(said)) as handle:
+        await handle.open()
+        error = await error_of(anext(handle.results()))
+
+    assert type(error) is WorkerLost
 
 
 async def test_a_worker_that_fails_is_lost_and_asking_again_gives_the_same_answer() -> None:

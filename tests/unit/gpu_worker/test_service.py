@@ -122,9 +122,16 @@ class Stream:
         return result.seq, epoch
 
     async def error(self) -> ServingError:
+        """What ends the stream. Who ends it on purpose has said so in a message before."""
+        goodbye: tuple[str, str] | None = None
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await self.call.read()
-        return from_rpc_error(failed.value)
+            while isinstance(response := await self.call.read(), worker_pb2.RunResponse):
+                assert response.HasField("goodbye"), response
+                assert goodbye is None
+                goodbye = response.goodbye.reason, response.goodbye.message
+        error = from_rpc_error(failed.value)
+        assert goodbye == ((error.reason, str(error)) if isinstance(error, WorkerLeaving | WorkerTaken) else None)
+        return error
 
 
 @asynccontextmanager
