@@ -4,14 +4,18 @@ import asyncio
 import json
 import logging
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from control_plane.admission.grammar_child import NICENESS
+from control_plane.admission.long_work import NUM_SLOW_THREADS
 from plugins.errors import InvalidRequest
 from protos.common.v1.common_pb2 import Choice, SamplingParams, StructuredOutput
 from protos.inference.v1.inference_pb2 import GenerateRequest, TokenIds
@@ -68,6 +72,30 @@ async def outcome(client: Client, output: StructuredOutput) -> tuple[str, float]
 def share(values: Sequence[float], part: float) -> float:
     """The value that so large a part of them does not exceed."""
     return sorted(values)[int(part * (len(values) - 1))]
+
+
+@asynccontextmanager
+async def busy_processes(number: int) -> AsyncIterator[None]:
+    """As many processes as try grammars at once, and as nice: what the machine's load alone costs the streams."""
+    program = f"import os; os.nice({NICENESS})\nwhile True: pass"
+    processes = [await asyncio.create_subprocess_exec(sys.executable, "-c", program) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
+
+
+async def healths(client: Client, work: "asyncio.Future[Any]") -> list[float]:
+    """How long each answer of the health service takes while some work goes on, in seconds."""
+    took_s: list[float] = []
+    while not work.done():
+        started_s = time.monotonic()
+        await client.health.Check(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
+        took_s.append(time.monotonic() - started_s)
+        await asyncio.sleep(0.1)
+    return took_s
 
 
 class Readers:
@@ -162,26 +190,28 @@ async def test_bombs_are_answered_within_the_limit_and_neighbours_stream_on(
         StructuredOutput(regex="(a|aa)+b" * 50),
         StructuredOutput(json_schema=json.dumps(TREE)),
     ]
-    health_s: list[float] = []
     async with serving(model=model) as (_, client):
         readers = Readers(client, 4)
         before_s = share(await readers.gaps(least=500), 0.99)
+        async with busy_processes(NUM_SLOW_THREADS):
+            busy_health_s = await healths(client, asyncio.create_task(asyncio.sleep(3)))
+            busy_s = share(await readers.gaps(least=100), 0.99)
+        await readers.gaps(least=100)
 
         asking = asyncio.gather(*(outcome(client, output) for output, _ in bombs))
-        while not asking.done():
-            started_s = time.monotonic()
-            await client.health.Check(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
-            health_s.append(time.monotonic() - started_s)
-            await asyncio.sleep(0.1)
+        health_s = await healths(client, asking)
         during_s = share(await readers.gaps(least=100), 0.99)
         outcomes = await asking
         served = [await outcome(client, output) for output in others]
         await readers.end()
 
-    logger.info("p99 of the time between tokens: %.3f s before, %.3f s beside bombs", before_s, during_s)
+    logger.info(
+        "p99 between tokens: %.3f s, beside busy processes %.3f s, beside bombs %.3f s", before_s, busy_s, during_s
+    )
     assert [told in expected for (told, _), (_, expected) in zip(outcomes, bombs, strict=True)] == [True] * 8, outcomes
     assert max(took_s for _, took_s in outcomes) < LIMIT_S
     assert {told for told, _ in served} <= SERVED, served
-    assert during_s < max(2 * before_s, 0.5)  # whoever waited for a bomb would wait a second; the log tells the times
-    assert share(health_s, 0.9) < 0.1 and max(health_s) < 1.0
+    assert during_s < max(2 * before_s, 2 * busy_s, 0.1)  # a token takes 5 ms, which any other process may double
+    assert share(health_s, 0.9) < max(2 * share(busy_health_s, 0.9), 0.1)
+    assert max(health_s) < max(2 * max(busy_health_s), 0.5)
     assert [len(answers) for answers in readers.answers] == [1] * 4

@@ -33,7 +33,6 @@ class Watched(Protocol):
     live: dict[RequestId, Client]
     watcher: "PlanWatcher"
     stale: list[StepResult]  # results whose epoch was over when they were sent
-    num_deaths: int  # of workers, as far as the engine could tell
 
     def now(self) -> float:
         """Seconds on the virtual clock."""
@@ -111,9 +110,7 @@ class CheckedCore(EngineCore):
 
     def _note_loss(self, lane: Lane, error: ServingError) -> None:
         self._note(f"{lane.worker_id} lost: {type(error).__name__}")
-        is_death = not isinstance(error, WorkerLeaving | WorkerTaken)
-        self._world.num_deaths += is_death
-        blamed = self._world.watcher.computing(lane.worker_id) if is_death else ()
+        blamed = () if isinstance(error, WorkerLeaving | WorkerTaken) else self._world.watcher.computing(lane.worker_id)
         for request_id, live in self._ledger.live.items():
             if live.lane is lane or live.lane is None:
                 self._world.faults.note_pair(self.state_of(request_id), "crash")

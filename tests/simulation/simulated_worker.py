@@ -344,7 +344,11 @@ class SimulatedHandle:
         self._queue: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
 
     async def describe(self) -> WorkerInfo:
-        await self._worker.answer()
+        """One connection carries this and the stream: no answer, and no lack of one, overtakes what was sent before."""
+        try:
+            await self._worker.answer()
+        finally:
+            await asyncio.sleep(max(0.0, self._arrives_at + GAP_S - self._worker.loop.time()))
         return self._worker.info
 
     async def tokenizer(self) -> TokenizerBundle:

@@ -91,7 +91,6 @@ class World:
         self.live: dict[RequestId, Client] = {}
         self.stale: list[StepResult] = []
         self.seen: Counter[str] = Counter()
-        self.num_deaths = 0  # of workers, as far as the engine could tell
         self.workers: dict[WorkerId, SimulatedWorker] = {}
         self.addresses = Addresses()
         self._draw = random.Random(f"world of {seed}")
@@ -192,9 +191,8 @@ class World:
         Two deaths are enough where nobody else is in doubt; newcomers beside it share the blame and cost one more.
         """
         deadly = [client for client in clients if client.story.is_deadly and client.arrival]
-        num_killed = self.faults.fired[Point.QUERY_OF_DEATH]
-        is_alone = self.num_deaths <= num_killed  # more: a question overtook the last words of a worker that left
-        if len(deadly) == 1 and is_alone and not any(self.faults.fired[point] for point in LETHAL):
+        if len(deadly) == 1 and not any(self.faults.fired[point] for point in LETHAL):
+            num_killed = self.faults.fired[Point.QUERY_OF_DEATH]
             assert num_killed <= MAX_KILLED, f"{deadly[0].request_id} killed {num_killed} workers"
             ended = [client.request_id for client in clients if isinstance(client.error, QueryOfDeath)]
             assert ended in ([], [deadly[0].request_id]), f"{ended} ended for {deadly[0].request_id}"

@@ -1,21 +1,11 @@
 """Weights reach the operations that own them, and each operation computes what its name says."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from gpu_worker.device.memory import DeviceMemory
 from gpu_worker.ops import Ops, silu_mul
 from plugins.errors import ModelFileBroken
-
-
-@pytest.fixture
-def five_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(5)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_ops(dtype: torch.dtype = torch.float32) -> Ops:

@@ -1,6 +1,5 @@
 """Paged attention equals attention by its definition, whatever the batch."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -30,14 +29,6 @@ BATCHES = {
     "decodes, chunks and prompts": [(50, 1), (3, 3), (21, 8), (2, 1), (40, 8)],
     "enough queries and keys for bfloat16's other kernel": [(120, 60), (100, 1), (99, 1)],
 }
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -1,7 +1,5 @@
 """The choice of tokens, against a plain float64 reference and at every edge."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -9,14 +7,6 @@ from torch import Tensor
 
 from gpu_worker.sampling.philox import uniforms
 from gpu_worker.sampling.sampler import NO_TOKEN, SamplingInputs, sample
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_inputs(
